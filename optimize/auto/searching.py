@@ -24,7 +24,7 @@ import torch
 from optimize import bounds, presets, replay
 from optimize.auto import NO_DATA
 from optimize.auto.choices import CUTS, FileChoice, Sampler, every_target, first_choices
-from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_front, outcomes
+from optimize.auto.trials import CEILING_DB, MOST_TRIALS, FileTrial, Journal, front, near_front, next_number, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
@@ -285,6 +285,9 @@ class _Searching:
                 self.clock.until_s = self._until_s()
                 if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
                     break
+                if self._next_number() > MOST_TRIALS:
+                    ended = "no number was left for a trial"
+                    break
                 self._try(choice)
                 if found := self._front():
                     self._remove_all_but(near_front(self.journal.trials))
@@ -379,8 +382,7 @@ class _Searching:
 
     def _try(self, choice: FileChoice) -> None:
         """Make a file, judge it and time it; what became of it goes into the journal."""
-        (first, count), began_s = self.goal.shard, time.monotonic()  # no two shards have one number
-        number = max((trial.number for trial in self.journal.trials), default=first - count) + count
+        began_s, number = time.monotonic(), self._next_number()
         trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
         try:
             trial = self._tried(trial)
@@ -392,6 +394,9 @@ class _Searching:
         self.journal.trials.append(trial)
         self.is_new = True
         self._learn(trial)
+
+    def _next_number(self) -> int:
+        return next_number((trial.number for trial in self.journal.trials), self.goal.shard)
 
     def _tried(self, trial: FileTrial) -> FileTrial:
         choice = trial.choice
