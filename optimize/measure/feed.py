@@ -189,7 +189,7 @@ class Asked:
         samples = self._opened(self.data or self.labelled, size, labelled=self.data is None)
         first = next(read(samples, size, size, whole=fixed is not None), None)
         if first is None or len(first[0][0]) != size:
-            raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
+            raise Refused(f"'{self.data or self.labelled or NOISE}' has fewer samples than a batch of {size}.")
         return first[0]
 
     def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
