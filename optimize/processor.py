@@ -75,10 +75,7 @@ def named(cpu: str) -> str:
 
 
 def known(cpu: str, precision: str) -> str:
-    """Return a name as a file says it where it is one of ``CPUS`` and the file computes integers, else nothing.
-
-    Of a graph of floats that calls itself rounded, a gate would believe that noise does not judge it.
-    """
+    """Return a name as a file says it where it is one of ``CPUS``, and its graph not of floats, else nothing."""
     return cpu if cpu in CPUS and precision == "int8" else ""
 
 

@@ -285,10 +285,11 @@ class _Searching:
                 self.clock.until_s = self._until_s()
                 if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
                     break
-                if self._next_number() > MOST_TRIALS:
+                number = next_number((trial.number for trial in self.journal.trials), self.goal.shard)
+                if number > MOST_TRIALS:
                     ended = "no number was left for a trial"
                     break
-                self._try(choice)
+                self._try(FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0))
                 if found := self._front():
                     self._remove_all_but(near_front(self.journal.trials))
                     self._publish(found, "it goes on")
@@ -380,10 +381,9 @@ class _Searching:
         found = (trial.standing for trial in self._front())
         return any(one is not None and one.is_no_worse(best) for one in found)
 
-    def _try(self, choice: FileChoice) -> None:
+    def _try(self, trial: FileTrial) -> None:
         """Make a file, judge it and time it; what became of it goes into the journal."""
-        began_s, number = time.monotonic(), self._next_number()
-        trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
+        began_s = time.monotonic()
         try:
             trial = self._tried(trial)
         except Exception as error:  # whatever came of one choice, the others are still to be tried
@@ -394,9 +394,6 @@ class _Searching:
         self.journal.trials.append(trial)
         self.is_new = True
         self._learn(trial)
-
-    def _next_number(self) -> int:
-        return next_number((trial.number for trial in self.journal.trials), self.goal.shard)
 
     def _tried(self, trial: FileTrial) -> FileTrial:
         choice = trial.choice

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optimize import processor
-from optimize.data.json_lines import is_json_lines
 from optimize.errors import OptimizeError, TargetUnavailable, UsageError
 from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
@@ -39,7 +38,6 @@ from optimize.targets.base import Artifact
 JUDGED_SHARE = 0.1
 #: A candidate whose answers take so many times the base's has itself to blame where that time was over too soon.
 MOST_SLOWER = 2.0
-_SAY_SIZES = "give --input-shape"
 
 
 @dataclass
@@ -117,11 +115,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
-    if state.pair.chosen:
-        named = ", ".join(map(str, state.pair.chosen))
-        state.warnings.append(f"Only the candidate says how large {named} is, the base leaves it free: {_SAY_SIZES}.")
-    state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
-    state.warnings += filter(None, [other_outputs(*state.pair.models)])
+    state.warnings += [*_warnings_of_pair(state.pair, stored, machine), *samples.notes]
     state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
     if progress:
@@ -167,8 +161,9 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
         if state.is_cut and found.seconds > MOST_SLOWER * base.seconds:
             why = f"on {told}, which the candidate took: give more --max-seconds"
             entries = [findings.withheld(entry, why) for entry in entries]
-        if state.pair.chosen and not _has_own_sizes(case):
-            why = f"at sizes that only the candidate says: {_SAY_SIZES}"
+        has_sizes = (case.eval or case.data or "").endswith((".npy", ".npz"))  # all else is made to fit
+        if state.pair.chosen and not has_sizes:
+            why = "at sizes that only the candidate says: give --input-shape"
             entries = [findings.withheld(entry, why) for entry in entries]
         state.findings += entries
         state.findings += _findings_elsewhere(case, state.pair, samples)
@@ -181,14 +176,6 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
             "What was lost is judged by the accuracy that is stored, as of other samples: beside the base's file fewer "
             "labels would tell it."
         )
-
-
-def _has_own_sizes(case: Case) -> bool:
-    """Say whether samples are as large as they are: pictures are made to fit, and texts cut."""
-    if case.eval is None and case.data is None:
-        return False
-    path = Path(case.eval or case.data or "")
-    return not path.is_dir() and not (path.is_file() and is_json_lines(path))
 
 
 def _judge_costs(state: _State, gone: Stored | None, *, batch: int) -> None:
@@ -314,9 +301,11 @@ def _warnings_before(case: Case, gone: Stored | None, machine: Environment) -> l
     return found
 
 
-def _warnings_of_processors(pair: AgreedPair, stored: Stored | None, machine: Environment) -> list[str]:
-    """Say what else of the processors makes the figures doubtful."""
-    here, found = machine.host.level, [told] if (told := other_processors(*pair.models)) else []
+def _warnings_of_pair(pair: AgreedPair, stored: Stored | None, machine: Environment) -> list[str]:
+    """Say what of inputs, outputs and processors makes the figures doubtful."""
+    here, found = machine.host.level, [*filter(None, (other_outputs(*pair.models), other_processors(*pair.models)))]
+    if named := ", ".join(map(str, pair.chosen)):
+        found.append(f"Only the candidate says how large {named} is, the base leaves it free: give --input-shape.")
     if stored is not None and stored.level != here:
         found.append(
             f"The baseline was stored on a processor of the kind '{stored.level}', this one is '{here}': time may "

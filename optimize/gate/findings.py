@@ -36,10 +36,9 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     if found.accuracy is not None:
         asked.append(("accuracy", found.accuracy.metric, case.bound))
     needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
-    entries = [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
-    if found.agreement is not None and (doubt := found.agreement.doubt):
-        return [withheld(entry, f"where {doubt}") if entry.metric == "outputs" else entry for entry in entries]
-    return entries
+    entries = (_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked)
+    doubt = found.agreement.doubt if found.agreement else ""
+    return [withheld(one, f"where {doubt}") if doubt and one.metric == "outputs" else one for one in entries]
 
 
 def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:

@@ -14,8 +14,7 @@ from optimize.measure.distance import DistanceMeter, LostParts
 from optimize.targets.arrays import is_float
 
 #: Why an output proves nothing; and decibels beside which so small a share of equal largest numbers is odd.
-_EMPTY, _ALIKE = "held no number", "was the same for all samples"
-_NEAR_DB, _FEW_SAME = 20.0, 0.5
+_EMPTY, _ALIKE, _NEAR_DB, _FEW_SAME = "held no number", "was the same for all samples", 20.0, 0.5
 
 
 @dataclass(frozen=True)

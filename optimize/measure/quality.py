@@ -62,7 +62,6 @@ class _Judge:
     session: Session
     subject: Subject | None
     accuracy: AccuracyMeter
-    wanted: Sequence[TensorSpec] = ()
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
     failure: str | None = None
     digest: str | None = None
@@ -86,13 +85,15 @@ class _Judge:
         parts = (self.session.outputs([array[at : at + 1] for array in arrays]) for at in range(count))
         return [np.concatenate([np.atleast_1d(part) for part in found]) for found in zip(*parts, strict=True)]
 
-    def update(self, expected: Outputs, batch: Batch, *, counted: bool, scored: bool) -> None:
+    def update(
+        self, expected: Outputs, specs: Sequence[TensorSpec], batch: Batch, *, counted: bool, scored: bool
+    ) -> None:
         inputs, labels = batch
         if self.failure is not None:
             return
         try:
             found = self.outputs(inputs)
-            places = places_of(self.wanted, self.session.artifact.outputs)
+            places = places_of(specs, self.session.artifact.outputs)
             found = [found[place] for place in places] if len(places) == len(found) else found
             (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
         except (WorkerFailed, VerificationFailed) as error:
@@ -144,9 +145,8 @@ def judge(
         for session, subject in itertools.zip_longest(fleet, subjects)
     )
     rounded = [entry.rounded or baseline.rounded for entry in others]
-    for entry in others:
-        entry.wanted = baseline.session.artifact.outputs
-    for made_up, batch in _marked(batches, more_noise, noise=noise):
+    marked = itertools.chain(((noise, batch) for batch in batches), ((True, batch) for batch in more_noise))
+    for made_up, batch in marked:  # each with whether it is made up
         try:
             expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)
         except WorkerFailed as error:
@@ -155,7 +155,7 @@ def judge(
             baseline.accuracy.update(expected, expected, batch[1])
         for entry, rounds in zip(others, rounded, strict=True):
             counted = noise or not (made_up and rounds)
-            entry.update(expected, batch, counted=counted, scored=not made_up)
+            entry.update(expected, baseline.session.artifact.outputs, batch, counted=counted, scored=not made_up)
         if compare_only and all(entry.failure for entry in others):
             break
     judged = (not (noise and rounds) for rounds in rounded)
@@ -181,12 +181,6 @@ def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
     names = [spec.name for spec in artifact.outputs]
     known = len(set(names)) == len(outputs)
     return {names[place] if known else f"output_{place}": array for place, array in enumerate(outputs)}
-
-
-def _marked(batches: Iterable[Batch], more: Iterable[Batch], *, noise: bool) -> Iterator[tuple[bool, Batch]]:
-    """Yield the batches, each with whether it is made up."""
-    yield from ((noise, batch) for batch in batches)
-    yield from ((True, batch) for batch in more)
 
 
 def judge_elsewhere(

@@ -140,9 +140,9 @@ def other_processors(one: Subject, other: Subject) -> str:
 def other_outputs(one: Subject, other: Subject) -> str:
     """Return that several outputs have other names in two files, as a sentence; empty where they have the same."""
     names = [[spec.name for spec in subject.artifact.outputs] for subject in (one, other)]
-    if any(len(each) < 2 for each in names) or sorted(names[0]) == sorted(names[1]):
+    if min(map(len, names)) < 2 or sorted(names[0]) == sorted(names[1]):
         return ""
-    told = " and ".join(", ".join(f"'{shown(name)}'" for name in each) for each in names)
+    told = shown(" and ".join(map(", ".join, names)))
     return f"Outputs were compared by their places, for their names differ: {told}."
 
 
@@ -191,9 +191,9 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     specs = first.given
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    said = replace(first, artifact=base.artifact).given if base.artifact.inputs else (None,) * len(specs)
-    is_chosen = (input_shape is None and _fixes(spec, before) for before, spec in zip(said, specs, strict=True))
-    return AgreedPair(first, second, specs, tuple(itertools.compress(specs, is_chosen)))
+    said = replace(first, artifact=base.artifact).given if base.artifact.inputs else [None] * len(specs)
+    chosen = (spec for spec, before in zip(specs, said, strict=True) if input_shape is None and _fixes(spec, before))
+    return AgreedPair(first, second, specs, tuple(chosen))
 
 
 def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:

@@ -27,7 +27,7 @@ _Converted = TypeVar("_Converted")
 #: Where archives of torch say what they are, and how much of that is read.
 _IN_ARCHIVE, _LONGEST = "extra/optimize.", 4096
 #: Kernels of integers in the code of TorchScript, and of inductor; and how much code is read for them.
-_INTEGERS, _MOST_CODE = re.compile(rb"\bops\.quantized\.|\bquantized_decomposed\."), 1 << 25
+_INTEGERS, _MOST_CODE = re.compile(rb"\bops\.quantized\.|\bquantized_decomposed\."), 1 << 20
 
 
 def describe(
@@ -132,15 +132,9 @@ def said_in_archive(path: Path, key: str) -> str:
 
 def _computes_integers(path: Path) -> bool:
     """Say whether the code in an archive of torch, as far as it is read, calls kernels of integers."""
-    left = _MOST_CODE
     with suppress(Exception), zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith((".py", ".wrapper.cpp")):
-                with archive.open(name) as file:
-                    code = file.read(left)
-                left -= len(code)
-                if _INTEGERS.search(code):
-                    return True
+        code = [name for name in archive.namelist() if name.endswith((".py", ".wrapper.cpp"))]
+        return any(_INTEGERS.search(archive.open(name).read(_MOST_CODE)) for name in code[:_LONGEST])
     return False
 
 
