@@ -254,7 +254,7 @@ def read_whole(digits: str) -> int:
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Return which of how many parts ``3/8`` says.
+    """Return which of how many parts ``3/8`` says, of which each has room for ten trials (``MOST_TRIALS``).
 
     Raises:
         ValueError: It says none.
@@ -262,11 +262,11 @@ def read_shard(text: str) -> tuple[int, int]:
     >>> read_shard("3/8")
     (3, 8)
     """
-    if found := re.fullmatch(r"(\d{1,4})/(\d{1,4})", text.strip()):
+    if found := re.fullmatch(r"(\d{1,3})/(\d{1,3})", text.strip()):
         number, count = map(int, found.groups())
         if 1 <= number <= count:
             return number, count
-    raise ValueError(f"'{shortened(text)}' is no part such as 3/8, from 1/8 to 8/8")
+    raise ValueError(f"'{shortened(text)}' is no part such as 3/8, from 1/8 to 8/8, and of 999 at most")
 
 
 def read_bits(text: str) -> float:

@@ -74,9 +74,9 @@ def named(cpu: str) -> str:
     return host().level if cpu == "host" else cpu
 
 
-def known(cpu: str) -> str:
-    """Return a name as a file says it where it is one of ``CPUS``, else nothing."""
-    return cpu if cpu in CPUS else ""
+def known(cpu: str, precision: str) -> str:
+    """Return a name as a file says it where it is one of ``CPUS``, and its graph not of floats, else nothing."""
+    return cpu if cpu in CPUS and precision == "int8" else ""
 
 
 def adds_pairs(cpu: str) -> bool:

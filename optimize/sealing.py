@@ -13,10 +13,11 @@ import secrets
 import stat
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
-_BYTES = 32
+_BYTES, _LINKED_S = 32, 0.1
 #: Where a user's programs keep what is theirs, in his home.
 _USUAL = {"darwin": "Library/Application Support", "win32": "AppData/Local"}.get(sys.platform, ".local/state")
 #: A link is not followed, and nobody waits for the other end of a fifo.
@@ -39,8 +40,9 @@ def _secret() -> bytes | None:
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         given = Path(os.environ.get("XDG_STATE_HOME", ""))
-        path = (given if given.is_absolute() else Path.home() / _USUAL) / "optimize" / "key"
-        if path.is_absolute():
+        home = Path.home() if os.environ.get("HOME") != "" else Path()  # of an empty name it would be '/'
+        path = (given if given.is_absolute() else home / _USUAL) / "optimize" / "key"
+        if given.is_absolute() or (home.is_absolute() and home.is_dir()):
             if not os.path.lexists(path):
                 _make(path)
             return _read(path)
@@ -71,11 +73,15 @@ def _make(path: Path) -> None:
 
 def _read(path: Path) -> bytes | None:
     with os.fdopen(os.open(path, _ITSELF), "rb") as file:
-        found = os.fstat(file.fileno())
-        is_open = os.name == "posix" and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # Windows has no such modes
-        is_whole = stat.S_ISREG(found.st_mode) and found.st_size == _BYTES
-        return file.read() if is_whole and _is_own(found) and not is_open else None
+        found, folder = os.fstat(file.fileno()), path.parent.stat()
+        if found.st_nlink > 1:  # another process that makes it has not removed its own name for it yet
+            time.sleep(_LINKED_S)
+            found = os.fstat(file.fileno())
+        is_whole = stat.S_ISREG(found.st_mode) and found.st_size == _BYTES and found.st_nlink == 1
+        is_kept = _is_own(found, 0o077) and _is_own(folder, 0o022)
+        return file.read() if is_whole and is_kept else None
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return found.st_uid == getattr(os, "geteuid", int)()  # 0 on Windows
+def _is_own(found: os.stat_result, others: int = 0) -> bool:
+    """Say whether something is this user's, and others have none of these rights; Windows has no such modes."""
+    return found.st_uid == getattr(os, "geteuid", int)() and not (os.name == "posix" and found.st_mode & others)

@@ -53,6 +53,9 @@ def _fifo(key: Path) -> None:
         lambda key: key.write_bytes(b""),
         lambda key: key.write_bytes(bytes(33)),
         lambda key: (key.unlink(), key.mkdir(0o700)),
+        lambda key: key.parent.chmod(0o777),
+        lambda key: key.parent.chmod(0o720),
+        lambda key: os.link(key, key.with_name("known")),
     ],
 )
 def test_what_others_may_know_is_no_secret(change: Callable[[Path], object], key: Path) -> None:
@@ -85,16 +88,16 @@ def test_of_two_that_make_it_at_once_the_first_is_heeded(key: Path, monkeypatch:
     assert sealing._secret() == bytes(32) and os.listdir(key.parent) == ["key"]
 
 
-@pytest.mark.parametrize("home", ["", ".", "/dev/null", "~"])
+@pytest.mark.parametrize("home", ["", ".", "/dev/null", "~", "missing"])
 def test_without_a_home_of_his_own_a_user_has_none(
     home: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative name leads into the folder of whoever packed it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", "state")
-    monkeypatch.setenv("HOME", home or "/dev/null")
+    monkeypatch.setenv("HOME", str(tmp_path / home) if home == "missing" else home)
     assert sealing.seal("text") != sealing.seal("text")
-    assert not os.listdir(tmp_path)
+    assert not os.listdir(tmp_path) and not Path("/.local").exists()
 
 
 def test_a_file_system_without_links_has_none(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:

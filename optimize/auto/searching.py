@@ -24,7 +24,7 @@ import torch
 from optimize import bounds, presets, replay
 from optimize.auto import NO_DATA
 from optimize.auto.choices import CUTS, FileChoice, Sampler, every_target, first_choices
-from optimize.auto.trials import CEILING_DB, FileTrial, Journal, front, near_front, outcomes
+from optimize.auto.trials import CEILING_DB, MOST_TRIALS, FileTrial, Journal, front, near_front, next_number, outcomes
 from optimize.auto.workshop import Workshop
 from optimize.costs import UNASKED_BATCH
 from optimize.data import Samples
@@ -286,7 +286,11 @@ class _Searching:
                 self.clock.until_s = self._until_s()
                 if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
                     break
-                self._try(choice)
+                number = next_number((trial.number for trial in self.journal.trials), self.goal.shard)
+                if number > MOST_TRIALS:
+                    ended = "no number was left for a trial"
+                    break
+                self._try(FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0))
                 if found := self._front():
                     self._remove_all_but(near_front(self.journal.trials))
                     self._publish(found, "it goes on")
@@ -378,11 +382,9 @@ class _Searching:
         found = (trial.standing for trial in self._front())
         return any(one is not None and one.is_no_worse(best) for one in found)
 
-    def _try(self, choice: FileChoice) -> None:
+    def _try(self, trial: FileTrial) -> None:
         """Make a file, judge it and time it; what became of it goes into the journal."""
-        (first, count), began_s = self.goal.shard, time.monotonic()  # no two shards have one number
-        number = max((trial.number for trial in self.journal.trials), default=first - count) + count
-        trial = FileTrial(number=number, choice=choice, at_s=0.0, took_s=0.0)
+        began_s = time.monotonic()
         try:
             trial = self._tried(trial)
         except Exception as error:  # whatever came of one choice, the others are still to be tried

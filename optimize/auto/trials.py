@@ -27,7 +27,7 @@ _NEAR = 0.9
 #: Better answers are equal: float32 in another order stands above.
 CEILING_DB = 80.0
 #: Trials that any search has, and seconds of one.
-_MOST_TRIALS, _LONGEST_S = 9999, 1e9
+MOST_TRIALS, _LONGEST_S = 9999, 1e9
 _Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S)]
 
 
@@ -73,7 +73,7 @@ class FileTrial(StrictRecord):
         why: Why there is no file.
     """
 
-    number: Annotated[int, Field(ge=1, le=_MOST_TRIALS)]
+    number: Annotated[int, Field(ge=1, le=MOST_TRIALS)]
     choice: FileChoice
     at_s: _Seconds
     took_s: _Seconds
@@ -101,6 +101,16 @@ class FileTrial(StrictRecord):
     def files(self) -> str:
         """What the names of its files begin with."""
         return f"point-{self.number:02d}"
+
+
+def next_number(known: Iterable[int], shard: tuple[int, int]) -> int:
+    """Return the number of a shard's next trial, which no other shard gives, whatever was gathered of them.
+
+    >>> next_number([1, 3, 2, 14], (1, 2)), next_number([], (3, 8))
+    (5, 3)
+    """
+    first, count = shard
+    return max((number for number in known if number % count == first % count), default=first - count) + count
 
 
 def near_front(trials: Sequence[FileTrial]) -> list[FileTrial]:

@@ -27,7 +27,15 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
 from optimize.measure.quality import APART_DB, HERE, Batch, Quality, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
-from optimize.measure.subjects import MODULE, AgreedPair, Subject, agreed_pair, other_processors, preparation
+from optimize.measure.subjects import (
+    MODULE,
+    AgreedPair,
+    Subject,
+    agreed_pair,
+    other_outputs,
+    other_processors,
+    preparation,
+)
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.records import gather
@@ -118,7 +126,7 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
     if gone is not None:
         gone.require_same_run(case, state.input_digest)
     state.warnings += _warnings_before(case, gone, machine)
-    state.warnings += [*_warnings_of_processors(state.pair, stored, machine), *samples.notes]
+    state.warnings += [*_warnings_of_pair(state.pair, stored, machine), *samples.notes]
     state.warnings += [f"'{model.name}': {note}" for model in state.models.values() for note in model.artifact.notes]
     plan = plan_for(case)
     if progress:
@@ -164,7 +172,12 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
             state.warnings.append(f"Outputs were compared on {told}.")
         entries = findings.of_outputs(case, found)
         if state.is_cut and found.seconds > MOST_SLOWER * base.seconds:
-            entries = [findings.cut_short(entry, told) for entry in entries]
+            why = f"on {told}, which the candidate took: give more --max-seconds"
+            entries = [findings.withheld(entry, why) for entry in entries]
+        has_sizes = (case.eval or case.data or "").endswith((".npy", ".npz"))  # all else is made to fit
+        if state.pair.chosen and not has_sizes:
+            why = "at sizes that only the candidate says: give --input-shape"
+            entries = [findings.withheld(entry, why) for entry in entries]
         state.findings += entries
         state.findings += _findings_elsewhere(case, state.pair, samples)
         return
@@ -301,9 +314,11 @@ def _warnings_before(case: Case, gone: Stored | None, machine: Environment) -> l
     return found
 
 
-def _warnings_of_processors(pair: AgreedPair, stored: Stored | None, machine: Environment) -> list[str]:
-    """Say what else of the processors makes the figures doubtful."""
-    here, found = machine.host.level, [told] if (told := other_processors(*pair.models)) else []
+def _warnings_of_pair(pair: AgreedPair, stored: Stored | None, machine: Environment) -> list[str]:
+    """Say what of inputs, outputs and processors makes the figures doubtful."""
+    here, found = machine.host.level, [*filter(None, (other_outputs(*pair.models), other_processors(*pair.models)))]
+    if named := ", ".join(map(str, pair.chosen)):
+        found.append(f"Only the candidate says how large {named} is, the base leaves it free: give --input-shape.")
     if stored is not None and stored.level != here:
         found.append(
             f"The baseline was stored on a processor of the kind '{stored.level}', this one is '{here}': time may "

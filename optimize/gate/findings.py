@@ -36,7 +36,9 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     if found.accuracy is not None:
         asked.append(("accuracy", found.accuracy.metric, case.bound))
     needed = case.min_sqnr is not None or (found.agreement is not None and found.agreement.is_empty)
-    return [_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked]
+    entries = (_kept(metric, about, bound.check(found), asked=needed) for metric, about, bound in asked)
+    doubt = found.agreement.doubt if found.agreement else ""
+    return [withheld(one, f"where {doubt}") if doubt and one.metric == "outputs" else one for one in entries]
 
 
 def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
@@ -51,12 +53,11 @@ def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
     return f"{compared:,}{of} samples{': the time for more was over' if is_cut else ''}"
 
 
-def cut_short(entry: FindingRecord, told: str) -> FindingRecord:
-    """Return what follows from outputs of which the candidate's own time left some out: they pass nothing."""
+def withheld(entry: FindingRecord, why: str) -> FindingRecord:
+    """Return what follows from outputs that are compared where a wrong candidate may be right: they pass nothing."""
     if entry.verdict is not Verdict.PASS:
         return entry
-    reason = f"{entry.reason}; compared on {told}, which the candidate took: give more --max-seconds"
-    return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": reason})
+    return entry.model_copy(update={"verdict": Verdict.INCONCLUSIVE, "reason": f"{entry.reason}; compared {why}"})
 
 
 def of_outputs_alone(case: Case, found: Quality, stored: Baseline) -> tuple[Quality, list[FindingRecord]]:

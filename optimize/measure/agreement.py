@@ -13,6 +13,9 @@ from optimize.errors import VerificationFailed
 from optimize.measure.distance import DistanceMeter, LostParts
 from optimize.targets.arrays import is_float
 
+#: Why an output proves nothing; and decibels beside which so small a share of equal largest numbers is odd.
+_EMPTY, _ALIKE, _NEAR_DB, _FEW_SAME = "held no number", "was the same for all samples", 20.0, 0.5
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -28,6 +31,7 @@ class Agreement:
             those without a number: outputs of no elements, or of NaN alone.
         outputs: ``sqnr_db`` of each output by its name, in order; empty where there is one.
         lost: Outputs of which a part answers no better than zeros would, hidden by larger numbers, with which part.
+        unproved: Outputs that a model might answer whatever it computes, with why, as the end of a sentence.
     """
 
     sqnr_db: float
@@ -36,17 +40,31 @@ class Agreement:
     judged: bool = True
     outputs: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    unproved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def caution(self) -> str:
         """What its decibels hide, as the end of a sentence about the artifact; empty where they hide nothing."""
-        if not self.judged or not self.lost:
+        if not self.judged:
             return ""
-        name, where = next(iter(self.lost.items()))
-        return (
-            f"answers no better than zeros would {where} of the output '{name}': larger numbers beside them hide it. "
-            "Return what is of another kind as an output of its own."
-        )
+        for name, where in self.lost.items():
+            return (
+                f"answers no better than zeros would {where} of the output '{name}': larger numbers beside them hide "
+                "it. Return what is of another kind as an output of its own."
+            )
+        if self.top1 is not None and self.top1 < _FEW_SAME and self.sqnr_db >= _NEAR_DB:
+            return (
+                f"has the same largest number in {form.share(self.top1)} of samples alone, and stands at "
+                f"{form.decibels(self.sqnr_db)}: what answers have in common hides what tells them apart."
+            )
+        return "".join(f"shows nothing in the output '{name}': it {why}." for name, why in [*self.unproved.items()][:1])
+
+    @property
+    def doubt(self) -> str:
+        """Why equal outputs would be no proof, as a clause; empty where they are one."""
+        if _EMPTY not in self.unproved.values() and len(self.unproved) < max(len(self.outputs), 1):
+            return ""
+        return " and ".join(f"'{name}' {why}" for name, why in self.unproved.items())
 
     @property
     def is_empty(self) -> bool:
@@ -67,6 +85,7 @@ class AgreementMeter:
 
     _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
     _lost: dict[str, LostParts] = field(default_factory=dict)
+    _alike: dict[tuple[str, int], tuple[np.ndarray, int]] = field(default_factory=dict)
     _same: int = 0
     _samples: int = 0
 
@@ -87,6 +106,8 @@ class AgreementMeter:
             meter = self._outputs.setdefault(name, DistanceMeter())
             meter.update(want, got)
             self._lost.setdefault(name, LostParts()).update(want, got)
+            for side, array in enumerate((want, got)):
+                self._alike[name, side] = _count_alike(self._alike.get((name, side)), array)
             if meter.not_finite:
                 raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
         same, ranked = same_largest(expected[0], found[0]) if expected else (0, 0)
@@ -98,6 +119,8 @@ class AgreementMeter:
             return None
         named = {name: meter.result() for name, meter in self._outputs.items()}
         found = list(named.values())
+        unproved = {name: _ALIKE for (name, _), (_, count) in self._alike.items() if count > 1}
+        unproved |= {name: _EMPTY for name, distance in named.items() if distance.is_empty}
         return Agreement(
             sqnr_db=min(distance.sqnr_db for distance in found),
             max_abs_error=max(distance.max_abs_error for distance in found),
@@ -105,7 +128,16 @@ class AgreementMeter:
             judged=not all(distance.is_empty for distance in found),
             outputs={name: distance.sqnr_db for name, distance in named.items()} if len(named) > 1 else {},
             lost={name: told for name, parts in self._lost.items() if (told := parts.result())},
+            unproved=unproved,
         )
+
+
+def _count_alike(held: tuple[np.ndarray, int] | None, output: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the first sample and how many have been as it is, with those of one more batch; -1 once one was not."""
+    rows = np.atleast_1d(output)
+    first, count = held or (rows[:1].copy(), 0)
+    same = count >= 0 and rows.shape[1:] == first.shape[1:] and len(first) and bool((rows == first).all())
+    return first, count + len(rows) if same else -1
 
 
 def same_largest(expected: np.ndarray, found: np.ndarray) -> tuple[int, int]:

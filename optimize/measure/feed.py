@@ -193,7 +193,7 @@ class Asked:
         for arrays, _ in read(samples, size, size * (last + turns), whole=fixed is not None):
             found = [*found, arrays][-turns:] if len(arrays[0]) == size else found
         if not found:
-            raise Refused(f"'{self.data or self.labelled}' has fewer samples than a batch of {size}.")
+            raise Refused(f"'{self.data or self.labelled or NOISE}' has fewer samples than a batch of {size}.")
         shapes = [[array.shape for array in arrays] for arrays in found]
         return [array for at, arrays in enumerate(found) if shapes[at] == shapes[0] for array in arrays]
 

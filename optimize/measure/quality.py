@@ -17,11 +17,11 @@ from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
-from optimize.measure.subjects import Subject, fixed_batch
+from optimize.measure.subjects import Subject, fixed_batch, places_of
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import digest
-from optimize.targets.base import Artifact
+from optimize.targets.base import Artifact, TensorSpec
 
 #: Samples that are run on an emulated processor, some hundred times as slow as a real one, and seconds after which no
 #: further one is.
@@ -85,12 +85,16 @@ class _Judge:
         parts = (self.session.outputs([array[at : at + 1] for array in arrays]) for at in range(count))
         return [np.concatenate([np.atleast_1d(part) for part in found]) for found in zip(*parts, strict=True)]
 
-    def update(self, expected: Outputs, batch: Batch, *, counted: bool, scored: bool) -> None:
+    def update(
+        self, expected: Outputs, specs: Sequence[TensorSpec], batch: Batch, *, counted: bool, scored: bool
+    ) -> None:
         inputs, labels = batch
         if self.failure is not None:
             return
         try:
             found = self.outputs(inputs)
+            places = places_of(specs, self.session.artifact.outputs)
+            found = [found[place] for place in places] if len(places) == len(found) else found
             (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
@@ -125,7 +129,7 @@ def judge(
     not count, where there is none it is marked.
 
     Args:
-        fleet: The sessions of the loaded artifacts, the baseline first.
+        fleet: The sessions of the loaded artifacts, the baseline first; outputs go by name where one has its names.
         batches: Flat inputs and labels; read once.
         subjects: What takes the inputs in an order and types of its own, one a session; none where all take them alike.
         metric: What is judged; None for top-1 or the accuracy of pixels, where there are labels.
@@ -136,13 +140,13 @@ def judge(
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
     """
-    pairs = itertools.zip_longest(fleet, subjects)
     baseline, *others = (
         _Judge(session, subject, AccuracyMeter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
-        for session, subject in pairs
+        for session, subject in itertools.zip_longest(fleet, subjects)
     )
     rounded = [entry.rounded or baseline.rounded for entry in others]
-    for made_up, batch in _marked(batches, more_noise, noise=noise):
+    marked = itertools.chain(((noise, batch) for batch in batches), ((True, batch) for batch in more_noise))
+    for made_up, batch in marked:  # each with whether it is made up
         try:
             expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)
         except WorkerFailed as error:
@@ -152,7 +156,7 @@ def judge(
             baseline.accuracy.update(expected, expected, batch[1])
         for entry, rounds in zip(others, rounded, strict=True):
             counted = noise or not (made_up and rounds)
-            entry.update(expected, batch, counted=counted, scored=not made_up)
+            entry.update(expected, baseline.session.artifact.outputs, batch, counted=counted, scored=not made_up)
         if compare_only and all(entry.failure for entry in others):
             break
     judged = (not (noise and rounds) for rounds in rounded)
@@ -179,12 +183,6 @@ def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
     names = [spec.name for spec in artifact.outputs]
     known = len(set(names)) == len(outputs)
     return {names[place] if known else f"output_{place}": array for place, array in enumerate(outputs)}
-
-
-def _marked(batches: Iterable[Batch], more: Iterable[Batch], *, noise: bool) -> Iterator[tuple[bool, Batch]]:
-    """Yield the batches, each with whether it is made up."""
-    yield from ((noise, batch) for batch in batches)
-    yield from ((True, batch) for batch in more)
 
 
 def judge_elsewhere(

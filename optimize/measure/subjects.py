@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,11 +92,13 @@ class AgreedPair:
         candidate: What would replace it.
         specs: What both take, in the base's order and types, pictures where one of them prepares those itself; the
             batch is a number where a file fixes it.
+        chosen: Those of ``specs`` of which a size besides the batch is the candidate's word alone.
     """
 
     base: Subject
     candidate: Subject
     specs: tuple[TensorSpec, ...]
+    chosen: tuple[TensorSpec, ...] = ()
 
     @property
     def models(self) -> tuple[Subject, Subject]:
@@ -147,6 +150,15 @@ def other_processors(one: Subject, other: Subject) -> str:
     )
 
 
+def other_outputs(one: Subject, other: Subject) -> str:
+    """Return that several outputs have other names in two files, as a sentence; empty where they have the same."""
+    names = [[spec.name for spec in subject.artifact.outputs] for subject in (one, other)]
+    if min(map(len, names)) < 2 or sorted(names[0]) == sorted(names[1]):
+        return ""
+    told = shown(" and ".join(map(", ".join, names)))
+    return f"Outputs were compared by their places, for their names differ: {told}."
+
+
 def preparation(subjects: Sequence[Subject]) -> tuple[str, str]:
     """Return how pictures become inputs, and what a file that was not heeded says of it, as a sentence or empty.
 
@@ -192,7 +204,9 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     specs = first.given
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
-    return AgreedPair(first, second, specs)
+    said = replace(first, artifact=base.artifact).given if base.artifact.inputs else [None] * len(specs)
+    chosen = (spec for spec, before in zip(specs, said, strict=True) if input_shape is None and _fixes(spec, before))
+    return AgreedPair(first, second, specs, tuple(chosen))
 
 
 def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:
@@ -254,8 +268,14 @@ def _free_batch(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 def _ordered(specs: tuple[TensorSpec, ...], first: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Return inputs in the first file's order where they have its names."""
-    by_name = {spec.name: spec for spec in specs}
-    return tuple(by_name[spec.name] for spec in first) if set(by_name) == {spec.name for spec in first} else specs
+    return tuple(specs[place] for place in places_of(first, specs))
+
+
+def places_of(wanted: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """Return where what is wanted stands among others: by name where both have the same names, else in order."""
+    asked, names = ([spec.name for spec in each] for each in (wanted, specs))
+    is_named = sorted(asked) == sorted(names) and len(set(names)) == len(names)
+    return tuple(map(names.index, asked)) if is_named else tuple(range(len(specs)))
 
 
 def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -279,14 +299,19 @@ def _merged(one: TensorSpec, other: TensorSpec) -> TensorSpec:
     return replace(one, shape=sizes, tokens=one.tokens or other.tokens)  # a small table would choose what is compared
 
 
+def _fixes(one: TensorSpec, other: TensorSpec | None) -> bool:
+    """Say whether a size besides the batch is a number that is free in what is said of the other, if anything is."""
+    others = itertools.repeat("") if other is None else other.shape[1:]
+    return any(isinstance(a, int) and isinstance(b, str) for a, b in zip(one.shape[1:], others, strict=False))
+
+
 def _completed(subject: Subject, specs: Sequence[TensorSpec]) -> Subject:
     """Return a subject with the sizes that all agree on; its inputs are found by name, else in order."""
     if subject.outside:
         unprepared = _before_pixels(subject, specs[0])
         return replace(subject, artifact=replace(subject.artifact, inputs=(unprepared,)), places=(0,))
-    own, names = subject.artifact.inputs or tuple(specs), [spec.name for spec in specs]
-    by_name = {spec.name for spec in own} == set(names)
-    places = tuple(names.index(spec.name) if by_name else index for index, spec in enumerate(own))
+    own = subject.artifact.inputs or tuple(specs)
+    places = places_of(own, specs)
     inputs = tuple(
         replace(spec, shape=(spec.shape[0], *specs[place].shape[1:]), tokens=specs[place].tokens)
         for spec, place in zip(own, places, strict=True)

@@ -250,7 +250,7 @@ class Artifact:
     @property
     def is_rounded(self) -> bool:
         """Whether it computes with fewer bits than float32, or otherwise than the original, as far as is known."""
-        return self.is_lossy or bool(self.cpu) or self.precision not in ("", "float32", "float64")
+        return self.is_lossy or self.precision not in ("", "float32", "float64")
 
     def load(self, *, threads: int | None = None) -> Runner:
         """Load the file in its own runtime.

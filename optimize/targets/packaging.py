@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _Converted = TypeVar("_Converted")
 #: Where archives of torch say what they are, and how much of that is read.
 _IN_ARCHIVE, _LONGEST = "extra/optimize.", 4096
+#: Kernels of integers in the code of TorchScript, and of inductor; and how much code is read for them.
+_INTEGERS, _MOST_CODE = re.compile(rb"\bops\.quantized\.|\bquantized_decomposed\."), 1 << 20
 
 
 def describe(
@@ -127,11 +130,21 @@ def said_in_archive(path: Path, key: str) -> str:
     return ""
 
 
+def _computes_integers(path: Path) -> bool:
+    """Say whether the code in an archive of torch, as far as it is read, calls kernels of integers."""
+    with suppress(Exception), zipfile.ZipFile(path) as archive:
+        code = [name for name in archive.namelist() if name.endswith((".py", ".wrapper.cpp"))]
+        return any(_INTEGERS.search(archive.open(name).read(_MOST_CODE)) for name in code[:_LONGEST])
+    return False
+
+
 def open_archive(target: Target, path: Path, *, trust: bool) -> Artifact:
     """Return the artifact of an archive of torch; what it takes is not written in it."""
+    precision = "int8" if _computes_integers(path) else ""
     return replace(
         describe_file(target.name, path, trust=trust),
-        cpu=processor.known(said_in_archive(path, "cpu")),
+        precision=precision,
+        cpu=processor.known(said_in_archive(path, "cpu"), precision),
         preprocess=said_in_archive(path, "preprocess"),
         included=said_in_archive(path, "included"),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from optimize import bounds
 from optimize.auto import choices
 from optimize.auto.choices import CUTS, FileChoice, Sampler, every_target, first_choices, kinds_of
 from optimize.auto.trials import FileTrial
@@ -88,6 +89,11 @@ def test_the_sampler_proposes_everything_once_and_learns_meanwhile() -> None:
     assert {choice.precision for choice in known} == {*written_by("onnx")} & {*kinds_of(["onnx"])}
     assert len(static) == len({choice.precision for choice in static}) * 2 * 2 * len(choices.REGAINS)
     assert len(known) == len(static) + len({choice.precision for choice in known if not choice.is_static})
+
+
+def test_there_are_not_more_shards_than_numbers_for_them() -> None:
+    with pytest.raises(ValueError, match="'2/5000' is no part such as 3/8, from 1/8 to 8/8, and of 999 at most"):
+        bounds.read_shard("2/5000")
 
 
 @pytest.mark.parametrize("count", [2, 7])

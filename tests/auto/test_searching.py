@@ -150,6 +150,16 @@ def test_shards_are_gathered_as_one_search(model: Path, tried: list[FileChoice])
     assert search(model, *given).exit_code == 0 and not tried  # they are known by then
 
 
+def test_a_search_ends_where_no_number_is_left(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "MOST_TRIALS", 1)
+    found = search(model)
+    assert found.exit_code == 0 and tried == CHOICES[:1], found.output
+    report = read_report(model.with_name("out") / "report.json").search
+    assert report is not None and report.ended == "no number was left for a trial"
+
+
 def test_what_is_no_shard_of_this_search_is_not_gathered(model: Path, tried: list[FileChoice]) -> None:
     assert search(model, "--out", str(model.with_name("other")), "--threads", "2").exit_code == 0
     for name in ("other", "nothing"):

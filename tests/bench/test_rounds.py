@@ -15,6 +15,7 @@ from optimize.bench.rounds import run as run_asked
 from optimize.errors import Refused
 from optimize.measure import lockstep
 from optimize.measure.energy import EnergyMeter
+from optimize.measure.feed import Asked
 from optimize.measure.lockstep import RUNS, Plan, samples_in_a_run
 from optimize.measure.runs import Runs, Scenario
 from optimize.measure.subjects import Subject
@@ -164,6 +165,8 @@ def test_what_is_run_and_compared_is_the_users_data(subject: Make, tmp_path: Pat
     assert found and found.agreement and found.agreement.judged  # equal answers are a proof on noise too
     with pytest.raises(Refused, match="fewer samples than a batch of 32"):
         run([first, rounded], Plan((Scenario(32),), restarts=1, runs=3), data)
+    with pytest.raises(Refused, match="'noise' has fewer samples than a batch of 1"):
+        Asked((TensorSpec("x", (0, 3), "float32"),)).timed()
 
 
 def test_a_sweep_varies_one_thing_at_a_time() -> None:

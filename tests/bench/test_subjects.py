@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import optimize
 from optimize.errors import Refused, UsageError
 from optimize.measure.openers import Opening
-from optimize.measure.subjects import MODULE, Subject, agreed_inputs, preparation
+from optimize.measure.subjects import MODULE, Subject, agreed_inputs, agreed_pair, preparation
 from optimize.targets.base import Artifact, TensorSpec
 from optimize.targets.tensorrt import packages
 
@@ -174,6 +174,26 @@ def test_the_first_file_says_how_pictures_become_inputs(
     ]
     found, doubt = preparation(agreed_inputs(sides, None))
     assert found == said and told in doubt and bool(told) == bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "said", "chosen"),
+    [
+        (("N", "n", 3), ("N", 1, 3), None, [("N", 1, 3)]),
+        (("N", "n", 3), (4, 1, 3), None, [(4, 1, 3)]),
+        ((4, "n", 3), (4, 1, 3), None, [(4, 1, 3)]),
+        (("N", "n", 3), ("N", 1, 3), "1,3", []),
+        (("N", "n", 3), ("N", "m", 3), None, []),
+        (("N", 5, 3), ("N", 5, "n"), None, []),
+        (("N", 3), (1, 3), None, []),
+        (None, ("N", 3), None, [("batch", 3)]),
+    ],
+)
+def test_a_size_that_only_the_second_file_says_is_told(
+    base: tuple[int | str, ...] | None, candidate: tuple[int | str, ...], said: str | None, chosen: list[object]
+) -> None:
+    sides = [taking(*([TensorSpec("x", shape, "float32")] if shape else [])) for shape in (base, candidate)]
+    assert [spec.shape for spec in agreed_pair(*sides, said).chosen] == chosen
 
 
 def test_inputs_are_joined_by_name_and_by_place() -> None:

@@ -24,6 +24,7 @@ from optimize.measure.quality import Batch
 from optimize.measure.subjects import Subject
 from optimize.measure.worker import UNSTEADY
 from optimize.processor import described
+from optimize.targets.base import TensorSpec
 from tests.cpus import NEEDS_QEMU
 from tests.gate.streams import draw
 
@@ -31,19 +32,25 @@ Models = Callable[..., None]
 
 
 @pytest.fixture
-def made_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Returns a function that lets the files of ``models`` say what their integers were made for."""
+def saying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that lets the files of ``models`` say something else of themselves."""
 
-    def say(**cpus: str) -> None:
+    def say(**files: dict[str, Any]) -> None:
         opened = cases.open_model
 
         def labelled(source: str, opening: Opening, input_shape: str | None) -> Subject:
             subject = opened(source, opening, input_shape)
-            return replace(subject, artifact=replace(subject.artifact, cpu=cpus.get(source, "")))
+            return replace(subject, artifact=replace(subject.artifact, **files.get(source, {})))
 
         monkeypatch.setattr(cases, "open_model", labelled)
 
     return say
+
+
+@pytest.fixture
+def made_for(saying: Models) -> Callable[..., None]:
+    """Returns a function that lets the files of ``models`` say what their integers were made for."""
+    return lambda **cpus: saying(**{name: {"cpu": cpu, "precision": "int8"} for name, cpu in cpus.items()})
 
 
 @pytest.fixture
@@ -119,6 +126,31 @@ def test_samples_that_there_was_no_time_for_are_told(
     assert found.verdict is verdict and (found.samples, found.given) == (1, 300)
     assert "Outputs were compared on 1 of 300 samples: the time for more was over." in found.warnings
     assert ("which the candidate took" in found.reason) == (verdict is Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "verdict"), [("", None, "inconclusive"), ("x.npy", None, "pass"), ("", "3", "pass")]
+)
+def test_a_candidate_does_not_choose_what_both_are_judged_at(
+    data: str, said: str | None, verdict: str, tmp_path: Path, models: Models, measured: Models, saying: Models
+) -> None:
+    """Of one pixel a network is easily right."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32))
+    measured(1.0)
+    models(base={}, candidate={})
+    saying(base={"inputs": (TensorSpec("x", ("batch", "n"), "float32"),)})
+    found = check(tmp_path, data=str(tmp_path / data) if data else None, input_shape=said)
+    assert found.verdict == verdict and ("x float32[batch, 3]" in "".join(found.warnings)) is (said is None)
+    assert ("at sizes that only the candidate says: give --input-shape" in found.reason) is (verdict != "pass")
+
+
+def test_answers_that_are_the_same_to_everything_pass_nothing(tmp_path: Path, models: Models, measured: Models) -> None:
+    """A file that lost its weights answers zeros where the base happens to answer them, too."""
+    models(base={"factor": 0.0}, candidate={"factor": 0.0})
+    measured(1.0)
+    found = check(tmp_path)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason.endswith("equal, asked: at least 20 dB; compared where 'x' was the same for all samples")
 
 
 def test_outputs_that_are_not_finite_are_wrong(tmp_path: Path, models: Models) -> None:

@@ -79,6 +79,45 @@ def test_outputs_without_a_number_prove_nothing(nothing: np.ndarray) -> None:
     assert found is not None and found.judged and not found.is_empty and not found.caveat
 
 
+FLAT, DRAWN, EMPTY = np.full((4, 3), 7.0), np.random.default_rng(0).normal(size=(4, 3)), np.zeros((4, 0))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "caution", "doubt"),
+    [
+        ([DRAWN], "", ""),
+        ([FLAT], "'0': it was the same for all", "'0' was the same for all samples"),
+        ([np.array(7.0)], "'0': it was the same for all", "'0' was the same for all samples"),
+        ([FLAT, FLAT], "'0': it was the same for all", "'0' was the same for all samples and '1' was the same"),
+        ([DRAWN, FLAT], "'1': it was the same for all", ""),
+        ([DRAWN, EMPTY], "'1': it held no number", "'1' held no number"),
+        ([FLAT, EMPTY], "'0': it was the same for all", "'0' was the same for all samples and '1' held no number"),
+    ],
+)
+def test_outputs_that_any_model_would_answer_prove_nothing(outputs: list[np.ndarray], caution: str, doubt: str) -> None:
+    meter = AgreementMeter()
+    for _ in range(2):
+        meter.update(outputs, outputs)
+    found = meter.result()
+    assert found is not None and found.judged and caution in found.caution and bool(caution) is bool(found.caution)
+    assert found.doubt.startswith(doubt) and bool(doubt) is bool(found.doubt)
+
+
+def test_one_sample_is_not_the_same_as_others_and_a_fixed_answer_is_in_either_file() -> None:
+    for want, got, told in ((FLAT[:1], FLAT[:1], {}), (FLAT + DRAWN, FLAT, {"0": "was the same for all samples"})):
+        found = meter(([want], [got])).result()
+        assert found is not None and found.unproved == told
+
+
+def test_decibels_of_what_answers_have_in_common_are_told() -> None:
+    draw = np.random.default_rng(0)
+    want, other = 1000 + draw.normal(size=(2, 50, 10))
+    for got, told in ((want, False), (other, True)):
+        found = meter(([want], [got])).result()
+        assert found is not None and found.sqnr_db > 50
+        assert ("in common hides" in found.caution) is told
+
+
 def test_equal_infinities_agree() -> None:
     masked = np.array([[1.0, -np.inf]])
     result = meter(([masked], [masked])).result()

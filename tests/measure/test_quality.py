@@ -1,9 +1,10 @@
 """One pass over the data judges every artifact of a fleet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from optimize.measure import feed, quality
 from optimize.measure.feed import Arrays
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.quality import judge, judge_elsewhere, require_steady
+from optimize.measure.subjects import Subject, other_outputs
 from optimize.measure.worker import UNSTEADY
 from optimize.targets.base import Artifact, TensorSpec
 from tests.cpus import NEEDS_QEMU
@@ -29,6 +31,28 @@ def test_every_artifact_is_judged_against_the_first(make: Make) -> None:
     assert close.agreement is not None and round(close.agreement.sqnr_db, 2) == 20.0 and close.agreement.top1 == 1.0
     assert negated.accuracy is not None and negated.accuracy.value == 0.0 and negated.accuracy.samples == 5
     assert refused.failure == "load: The file is not of this version." and refused.agreement is None
+
+
+@pytest.mark.parametrize(
+    ("names", "answers", "error"),
+    [("ba", (2 * X, X), 0), ("ba", (X, 2 * X), 1), ("cd", (X, 2 * X), 0), ("aa", (X, 2 * X), 0), ("", (X, 2 * X), 0)],
+)
+def test_outputs_go_by_their_names_where_both_files_have_the_same(
+    names: str, answers: Sequence[np.ndarray], error: float
+) -> None:
+    first, other = subjects = [
+        Subject(
+            each, "", Artifact("t", Path("f"), (), tuple(TensorSpec(n, (3, 3), "float32") for n in each), "", "", 0, "")
+        )
+        for each in ("ab", names)
+    ]
+    sessions: list[Any] = [
+        SimpleNamespace(artifact=subject.artifact, failure=None, outputs=lambda _, found=found: list(found))
+        for subject, found in zip(subjects, ((X, 2 * X), answers), strict=True)
+    ]
+    _, quality = judge(sessions, [([X], None)])
+    assert quality.agreement is not None and quality.agreement.max_abs_error == error
+    assert ("by their places" in other_outputs(first, other)) is (names in ("cd", "aa"))
 
 
 def test_without_labels_there_is_no_accuracy(make: Make) -> None:

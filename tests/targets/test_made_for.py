@@ -59,8 +59,10 @@ def test_a_file_says_it_to_whoever_opens_it(target: str, cpu: str, plain: Progra
     floats = optimize.export(plain, target, written.path)
     opened = Opening(tmp_path).open(str(written.path)).artifact
     assert floats.cpu == opened.cpu == "" and found.artifact.is_rounded and not opened.is_rounded
-    if target != "torchscript":  # a graph tells it, too, whoever wrote it
-        assert found.artifact.precision == "int8"
+    assert found.artifact.precision == "int8"  # the graph tells it, too, whoever wrote it
+    find_target(target).label(written.path, {"cpu": cpu})
+    lying = Opening(tmp_path).open(str(written.path))
+    assert not lying.artifact.cpu and not lying.artifact.is_rounded and "INT8" not in lying.kind
 
 
 @pytest.mark.skipif(HAS_VNNI, reason="its kernels are right where there is VNNI")

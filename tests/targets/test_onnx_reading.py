@@ -201,10 +201,19 @@ def test_custom_operators_load_nothing(tmp_path: Path) -> None:
         open_side(str(path))
 
 
-def test_an_input_that_is_no_tensor(tmp_path: Path) -> None:
-    given_ = helper.make_tensor_sequence_value_info("x", FLOAT, None)
+@pytest.mark.parametrize(
+    ("given_", "operator"),
+    [
+        (helper.make_tensor_sequence_value_info("x", FLOAT, None), "SequenceLength"),
+        (helper.make_tensor_value_info("x", FLOAT, [-1, 4]), "Size"),
+        (helper.make_tensor_value_info("x", FLOAT, ["n", -4]), "Size"),
+    ],
+)
+def test_an_input_that_is_no_tensor_or_has_a_negative_size(
+    given_: onnx.ValueInfoProto, operator: str, tmp_path: Path
+) -> None:
     graph = helper.make_graph(
-        [helper.make_node("SequenceLength", ["x"], ["y"])],
+        [helper.make_node(operator, ["x"], ["y"])],
         "g",
         [given_],
         [helper.make_tensor_value_info("y", INT64, [])],
@@ -212,7 +221,7 @@ def test_an_input_that_is_no_tensor(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=OPSETS[:1], ir_version=9).SerializeToString())
     for open_ in (lambda: open_side(str(path)), lambda: Opening(tmp_path).open(str(path))):
-        with pytest.raises(Refused, match="takes 'x'"):
+        with pytest.raises(Refused, match="takes 'x"):
             open_()
 
 

@@ -195,9 +195,9 @@ $feeds
         return replace(
             found,
             outputs=outputs_of(model),
-            precision=precision_of(model),
+            precision=(precision := precision_of(model)),
             notes=notes_of(model),
-            cpu=processor.known(said.get("cpu", "")),
+            cpu=processor.known(said.get("cpu", ""), precision),
             preprocess=said.get("preprocess", ""),
             included=said.get("included", ""),
         )

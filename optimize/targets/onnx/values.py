@@ -136,13 +136,15 @@ def inputs_of(model: onnx.ModelProto, path: Path) -> tuple[TensorSpec, ...]:
     """Return what a checked file takes, and how many tokens its integers may name.
 
     Raises:
-        Refused: An input is no tensor of numbers.
+        Refused: An input is no tensor of numbers, or has a negative size.
     """
     held = {tensor.name for tensor in model.graph.initializer}
     specs = tuple(_spec(entry) for entry in model.graph.input if entry.name not in held)
-    odd = next((spec.name for spec in specs if spec.dtype not in _NUMBERS), None)
-    if odd is not None:
-        raise Refused(f"'{path}' takes '{odd}'; only tensors of numbers can be given here.")
+    for spec in specs:
+        if spec.dtype not in _NUMBERS:
+            raise Refused(f"'{path}' takes '{spec.name}'; only tensors of numbers can be given here.")
+        if any(isinstance(size, int) and size < 0 for size in spec.shape):
+            raise Refused(f"'{path}' takes '{spec}': a size is negative.", hint="Write a free size as a name.")
     if all(spec.dtype in _REALS for spec in specs):
         return specs
     values = _values_of(model, path)

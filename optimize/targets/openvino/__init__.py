@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from optimize import processor
 from optimize.errors import OptimizeError, Refused, UsageError, nearest
 from optimize.files import whole
 from optimize.registry import register_target
@@ -177,7 +178,8 @@ $feeds
 
         said = check_ir(path, trust=trust)
         found = describe_file(self.name, path, self.files(path), trust=trust)
-        found = replace(found, cpu=said.cpu, precision=said.precision, notes=of_chance(said.of_chance))
+        cpu = processor.known(said.cpu, said.precision)
+        found = replace(found, cpu=cpu, precision=said.precision, notes=of_chance(said.of_chance))
         found = replace(found, preprocess=said.preprocess, included=said.included, settings=self._settings)
         try:
             return replace(found, inputs=inputs_of(path, trust=trust))

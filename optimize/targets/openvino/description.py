@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from optimize import processor
 from optimize.errors import Refused
 from optimize.regular import require_file, shown
 
@@ -56,7 +55,7 @@ class Body:
     Attributes:
         layers: By their numbers.
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
-        cpu: The processors that integers were made for, where the file says it; of the outermost graph.
+        cpu: The processors that its integers were made for, as it says; of the outermost graph.
         preprocess: How pictures become its inputs, likewise.
         included: What it does of that by itself, likewise.
     """
@@ -154,9 +153,7 @@ class _Reader:
             self._layers[-1].ports.append(attributes.get("id", ""))
         elif parent == "edges" and name == "edge":
             self._join(attributes)
-        elif self._open == ["net", "rt_info", "optimize", "cpu"]:
-            self.net.cpu = processor.known(attributes.get("value", ""))
-        elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in ("preprocess", "included"):
+        elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in ("cpu", "preprocess", "included"):
             setattr(self.net, name, attributes.get("value", ""))
 
     def end(self, name: str) -> None:
