@@ -294,9 +294,9 @@ class Session:
 def read_reply(line: bytes, number: int, request: Mapping[str, Any], *, on_gpu: bool = False) -> dict[str, Any] | None:
     """Return the reply to a request by its number; None of what is none, whatever the worker was made to say.
 
-    >>> line = b'{"ok": true, "number": 1, "load_s": 0.5, "clock_step_s": 1e-7, "ran_on": [], "missing": []}'
+    >>> line = b'{"ok": true, "number": 1, "load_s": 2, "clock_step_s": 1e-7, "ran_on": [], "missing": [], "notes": []}'
     >>> read_reply(line, 1, {"do": "load"})["load_s"]
-    0.5
+    2
     >>> read_reply(line, 1, {"do": "block", "runs": 5, "streams": 1}) is None
     True
     """

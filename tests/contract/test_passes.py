@@ -24,7 +24,8 @@ REQUIRED = {"ratio": 0.25}
 def build(name: str, program: Program) -> Pass:
     """Make a pass with the program's own inputs for data and small values for required options."""
     cls = registry.find_pass(name)
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING or f.name in REQUIRED]
+    fields = {f.name: f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(cls)}
+    required = [option for option, is_needed in fields.items() if is_needed or option in REQUIRED]
     channels = program.inputs[0].shape[-1 if program.inputs[0].dtype == torch.uint8 else 1]
     pictures = {"mean": (0.4, 0.5, 0.6)[:channels], "std": (0.2, 0.25, 0.3)[:channels]}
     values = {
