@@ -88,7 +88,11 @@ def float_network(name: str, asked: argparse.Namespace, data: Pictures) -> nn.Mo
 def ours(net: nn.Module, bits: int, train: Training, x: Tensor, folder: Path) -> tuple[Artifact, int]:
     """Train with learned steps; return the deployed ONNX file's answers and its bytes."""
     program = optimize.capture(net, (x[:2],))
-    step = optimize.QuantizeAware(train, list(x.split(64)), quantizer="lsq", bits=bits, activation_bits=bits)
+
+    def trained(module: nn.Module) -> None:
+        train(module.to(memory_format=torch.channels_last))
+
+    step = optimize.QuantizeAware(trained, list(x.split(64)), quantizer="lsq", bits=bits, activation_bits=bits)
     artifact = optimize.export(step.apply(program)[0], "onnx", folder / "net.onnx")
     return artifact, (folder / "net.onnx").stat().st_size
 
@@ -122,7 +126,7 @@ def brevitas(net: nn.Module, bits: int, train: Training, x: Tensor) -> nn.Module
             found = layers.QuantConv2d(module.in_channels, module.out_channels, **places, **options)
         found.load_state_dict(module.state_dict(), strict=False)
         net.set_submodule(name, found)
-    train(net)
+    train(net.to(memory_format=torch.channels_last))
     return net.eval().to(torch.accelerator.current_accelerator() or "cpu")
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from optimize.graph import aten
 from optimize.quantization.grid import along, sum_scales, weight_scales
 from optimize.quantization.numerics import SMALLEST_SCALE, TensorFormat
 
@@ -38,17 +39,19 @@ class _Rounding(torch.autograd.Function):
         ratio = value * (1 / step)
         integers = ratio.round().clamp_(low, high)
         ctx.save_for_backward(ratio, integers)
-        ctx.step = step
+        ctx.step, ctx.ends = step, (low - 0.5, high + 0.5)
         return integers * step
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ratio, integers = ctx.saved_tensors
-        inside = (ratio - integers).abs() <= 0.5
-        moves = None
-        if ctx.needs_input_grad[1]:
-            moves = (gradient * torch.where(inside, integers - ratio, integers)).sum_to_size(ctx.step.shape)
-        return gradient * inside, moves, None, None
+        inside, moves = aten.hardtanh_backward(gradient, ratio, *ctx.ends), None
+        if ctx.needs_input_grad[1] and ctx.step.numel() == 1:  # as two products: a fourth of the time
+            moves = torch.sub(*(a.flatten() @ b.flatten() for a, b in ((gradient, integers), (inside, ratio))))
+            moves = moves.reshape(ctx.step.shape)
+        elif ctx.needs_input_grad[1]:
+            moves = (gradient * integers - inside * ratio).sum_to_size(ctx.step.shape)
+        return inside, moves, None, None
 
 
 def fake_quantize(value: torch.Tensor, step: torch.Tensor, low: int, high: int) -> torch.Tensor:
