@@ -79,6 +79,8 @@ class QuantizeAware(IntegerPass):
         activation_bits: Bits of what layers read, 1 to 8; None for 8, or what the name says.
         by_layer: Bits of weights and of what is read, ``{"blocks.0": (2, 4)}``, of the layers in modules by path or
             pattern, the last that fits; where several layers read one value, it has the most bits of theirs.
+        through: Bits that weights and what is read are trained with before, the most first, such as ``(8, 4)``: each
+            training begins with the weights of the one before it.
         gradient_bits: Bits of the gradients that come back to a layer, 2 to 8, with noise that keeps their mean
             (``dorefa``); 0 leaves them.
         ends: Bits of the first and the last layers, and what they read: 8, or 0 for those of the others. Where a
@@ -111,6 +113,7 @@ class QuantizeAware(IntegerPass):
     gradient_bits: int = 0
     ends: int = 8
     by_layer: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    through: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,16 +134,18 @@ class QuantizeAware(IntegerPass):
 
     def _check_bits(self) -> None:
         rule = self._rule
-        if rule.fixed and (self._bits != rule.bits or self.by_layer):
+        if rule.fixed and (self._bits != rule.bits or self.by_layer or self.through):
             raise UsageError(
                 f"bits={self.bits}: the weights of '{self.quantizer}' have {rule.bits}.",
-                hint="Leave bits and by_layer out.",
+                hint="Leave bits, by_layer and through out.",
             )
         self._check_pair("bits", "activation_bits", self._bits, self._activation_bits)
         for word, pair in self.by_layer.items():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise UsageError(f"by_layer '{word}': {pair!r} is no pair of bits, such as (4, 8).")
             self._check_pair(f"by_layer '{word}': weights", f"by_layer '{word}': what is read", *pair)
+        if list(self.through) != sorted({*self.through} & {*range(self._bits + 1, 9)}, reverse=True):
+            raise UsageError(f"through={self.through}: bits above {self._bits} and up to 8, the most first.")
         if self.gradient_bits not in (0, *range(2, 9)):
             raise UsageError(f"gradient_bits={self.gradient_bits}: gradients have 2 to 8 bits, or 0 for all of them.")
         if self.ends not in (0, 8):
@@ -162,6 +167,27 @@ class QuantizeAware(IntegerPass):
         Raises:
             Refused: The training loop cannot be imported or raised, or it left weights that are not finite.
         """
+        for bits in self.through:
+            module, _ = self._widened(bits)._train(program.clone())
+            if module is not None:
+                program.graph_module.load_state_dict(module.body.state_dict())
+        module, outcome = self._train(program)
+        if module is not None:
+            module.adopt(program)
+            fold_norms(program.graph_module, module.scheme.norms)
+            program.refresh()
+            self._refresh_ranges(program, module)
+        return outcome
+
+    def _widened(self, bits: int) -> QuantizeAware:
+        """Return this pass with no fewer bits anywhere than these."""
+        pairs = {word: [max(bits, own) for own in pair] for word, pair in self.by_layer.items()}
+        return replace(
+            self, bits=bits, activation_bits=max(bits, self._activation_bits), by_layer=pairs, through=()
+        )  # fmt: skip
+
+    def _train(self, program: Program) -> tuple[QuantizedModule | None, Outcome]:
+        """Return a trained module of a program, whose signs and clipped weights are in place, and what to say of it."""
         train = self.train if callable(self.train) else named.find(self.train)
         layers = [layer.name for layer in choose_layers(program, self.kept(program))[0]]
         scheme, whole = self._scheme(program, layers), program
@@ -174,7 +200,7 @@ class QuantizeAware(IntegerPass):
             whole.refresh()
         outcome = self._calibrated(scheme).rewrite(whole)
         if not outcome.rewrites:
-            return outcome
+            return None, outcome
         with torch.inference_mode(False), torch.enable_grad():
             module = QuantizedModule(program, self.steps, replace(scheme, folded=whole))
             self._begin(module, program)
@@ -182,15 +208,11 @@ class QuantizeAware(IntegerPass):
             self._run(train, module)
             settled = self._settle(module, program)
         moved = sum(not torch.equal(value, before[name]) for name, value in module.named_parameters())
-        module.adopt(program)
-        fold_norms(program.graph_module, scheme.norms)
-        program.refresh()
-        self._refresh_ranges(program, module)
         trained = tuple(replace(rewrite, what=f"trained as int{self._bits}") for rewrite in outcome.rewrites)
         notes = [f"Training moved {moved} of {len(before)} weights and steps."]
         if settled:
             notes.append(f"The statistics of BatchNorm were taken anew on {settled:,} calibration samples.")
-        return replace(outcome, rewrites=trained, notes=(*outcome.notes, *notes))
+        return module, replace(outcome, rewrites=trained, notes=(*outcome.notes, *notes))
 
     @property
     def _rule(self) -> QuantizerRule:

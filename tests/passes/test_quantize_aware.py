@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import warnings
@@ -234,6 +235,28 @@ def test_each_layer_has_the_bits_that_are_said_for_it(tmp_path: Path) -> None:
     assert sqnr_db(shown, deployed(trained, tmp_path, (x,))) > 25
 
 
+def test_fewer_bits_begin_where_more_bits_ended() -> None:
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(3))
+    net, x, begun, ended = nn.Sequential(*blocks), torch.randn(32, 4, 6, 6), list[Any](), list[Any]()
+
+    def train(module: Any) -> None:
+        state = module.body.state_dict()
+        begun.append((module.scheme.bits_of("conv2d_1"), copy.deepcopy(state)))
+        with torch.no_grad():
+            state["1.0.weight"].add_(0.3 * torch.randn(4, 4, 3, 3))
+            state["1.1.running_mean"].add_(100)
+        ended.append(copy.deepcopy(state))
+
+    step = optimize.QuantizeAware(train, [x], bits=2, activation_bits=4, by_layer={"1": (3, 5)}, through=(8, 4))
+    trained, _ = step.apply(optimize.capture(net.eval(), (x[:2],)))
+    assert [bits for bits, _ in begun] == [(8, 8), (4, 5), (3, 5)]
+    for before, (_, after) in zip(ended, begun[1:], strict=False):
+        assert all(torch.equal(before[name], after[name]) for name in before if "running" not in name)
+        assert after["1.1.running_mean"].min() > 50  # one batch, by which the steps begin, has moved it since
+    assert trained.plan.bits_of("conv2d_1") == 3
+
+
 def _values(program: Program, nodes: list[Any], x: Tensor) -> list[Tensor]:
     """Return values between layers, as their ranges are stored."""
     stored = []
@@ -293,7 +316,7 @@ def test_what_iao_evaluates_in_training_is_what_the_integers_of_a_file_compute(t
     artifact = optimize.export(trained, target, tmp_path / f"net{'.xml' if target == 'openvino' else '.pt'}")
     (found,) = artifact.load(threads=1).run([x.numpy()])
     alike = torch.isclose(torch.from_numpy(found), answers[0], rtol=1e-5, atol=1e-5)
-    assert float(alike.float().mean()) >= 0.98
+    assert int((~alike).any(1).sum()) <= 3  # samples: a tie moves all that comes behind it
     assert sqnr_db(answers, [torch.from_numpy(found)]) >= 60
 
 
@@ -369,6 +392,9 @@ def test_a_recipe_is_checked_before_anything_runs(options: dict[str, Any], messa
         ({"quantizer": "dorefa", "bits": 0}, "1 to 8 bits with 'dorefa'"),
         ({"quantizer": "xnor", "activation_bits": 2}, "signs with 'xnor'"),
         ({"activation_bits": 9}, "layers read 1 to 8 bits"),
+        ({"through": (4, 8)}, "bits above 8 and up to 8, the most first"),
+        ({"bits": 2, "through": (4, 6)}, "bits above 2 and up to 8"),
+        ({"quantizer": "twn", "through": (8,)}, "Leave bits, by_layer and through out"),
         ({"gradient_bits": 1}, "gradients have 2 to 8 bits"),
         ({"ends": 4}, "have 8 bits, or 0"),
         ({"calibration": iter([])}, "re-iterable"),
