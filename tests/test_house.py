@@ -28,8 +28,8 @@ ROOMS = {
     "passes": ("passes", "pipeline"),
     "registry": ("registry",),
     "base": (
-        "targets.base", "targets.arrays", "targets.calling", "targets.packaging", "targets.probe", "targets.snippets",
-        "targets.torch_runner", "targets.values", "targets.work",
+        "targets.base", "targets.arrays", "targets.packaging", "targets.probe", "targets.snippets",
+        "targets.torch_runner",
     ),
     "runtimes": ("targets",),
     "measure": ("measure",),

@@ -24,7 +24,7 @@ from optimize.measure.openers import Side
 from optimize.measure.subjects import MODULE
 from optimize.progress import Progress, silent
 from optimize.registry import find_target
-from optimize.targets.values import Basis, FileValues, Shared
+from optimize.targets.base import Basis, FileValues, Shared
 
 if TYPE_CHECKING:
     from optimize.data import Samples

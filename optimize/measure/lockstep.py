@@ -326,7 +326,8 @@ class _Call(Session):
     """A callable in this process, asked like a process; what it raises is raised."""
 
     def __init__(self, call: Callable[[], object]) -> None:
-        self._worker, runner = Worker(), SimpleNamespace(run=lambda inputs: call())
+        self._worker = Worker()
+        runner = SimpleNamespace(run=lambda inputs: call(), device_seconds=lambda *_: [])
         self._worker.runners = [cast(Runner, runner)]
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from optimize.plan import Quantization
     from optimize.program import Program
+    from optimize.targets.base import FileValues
     from optimize.targets.probe import Probe
-    from optimize.targets.values import FileValues
 
 #: Where an ONNX file says which processors its integers were made for.
 _SAID = "optimize."
