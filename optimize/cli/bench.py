@@ -102,7 +102,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     """Open, time and judge everything."""
     import tempfile
 
-    from optimize.bench.doubts import Doubt, doubts
+    from optimize.bench.doubts import doubts
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
     from optimize.bench.serving import Traffic
@@ -134,10 +134,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         most = processors if traffic else None
         outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)
     judged = figures(outcome, plan)
-    found = doubts(outcome, judged, plan, machine, device)
-    found += [
-        Doubt("data", "", note, "Where that is wrong, say it with --preprocess or --tokenizer.") for note in asked.notes
-    ]
+    found = doubts(outcome, judged, plan, machine, device, asked.notes)
     command = options.command_line()
     data = given["data"] or NOISE
     return BenchReport.of(

@@ -10,11 +10,10 @@ import numpy as np
 from optimize.errors import Refused
 from optimize.gate import suite
 from optimize.gate.case import asked_of, demand_of, open_case, plan_for
-from optimize.gate.evidence import e_value
 from optimize.gate.limits import Case, Settings
 from optimize.gate.record import CaseRecord, Record, SelfTestRecord
 from optimize.gate.rounds import FIRST_LOOK, GateTrace, measure
-from optimize.gate.verdict import Demand, Verdict, choose_clock, decide, is_decided
+from optimize.gate.verdict import Demand, Verdict, choose_clock, decide, e_value, is_decided
 from optimize.measure.fleet import WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening

@@ -25,11 +25,10 @@ from torch.utils import _pytree as pytree
 from optimize.errors import Refused, first_line, spell
 from optimize.load import names, operators
 from optimize.load.archive import Archive
-from optimize.load.description import Malformed, build
+from optimize.load.description import Malformed, build, read_tree
 from optimize.load.graph_json import GraphReading
 from optimize.load.pickles import wanted_globals
 from optimize.load.raw_tensors import read_tensors
-from optimize.load.trees import read_tree
 from optimize.preparation import leave_out
 from optimize.progress import quiet
 

@@ -30,8 +30,7 @@ from optimize.distances import ratio_db
 from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
-from optimize.sandbox.confine import confine
-from optimize.sandbox.limits import ChildLimits
+from optimize.sandbox.confine import ChildLimits, confine
 from optimize.targets.arrays import as_reals, digest, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from optimize.errors import Refused
 from optimize.regular import shown
-from optimize.targets.onnx.untrusted.statics import MOST_AXES
+from optimize.targets.onnx.untrusted.inference import MOST_AXES
 
 #: Of honest files: a network of ten thousand nodes has a hundred thousand messages, and three times the fields.
 MOST_MESSAGES, MOST_FIELDS = 1_000_000, 10_000_000
