@@ -20,7 +20,7 @@ from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
-from optimize.job import Export, Job
+from optimize.job import Export, Job, open_program
 from optimize.load.opening import CapturedModel
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
@@ -29,7 +29,6 @@ from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.measure.remote import Remote, connected
 from optimize.measure.subjects import why_barred
-from optimize.opening import open_program
 from optimize.pace import keep_pace
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline, Step, Trace, Variant, require_passes, transform

@@ -38,7 +38,7 @@ ROOMS = {
     "explain": ("profile", "advise", "ranking"),
     "report": ("report",),
     "line": (
-        "presets", "recipe", "replay", "job", "pace", "datasets", "opening", "search", "sensitivity", "workflow",
+        "presets", "recipe", "replay", "job", "pace", "datasets", "search", "sensitivity", "workflow",
         "auto",
     ),
     "door": ("cli", "__main__", "__init__"),

@@ -449,7 +449,7 @@ def open_model(
     Returns:
         The model, and the job that names the passes.
     """
-    from optimize.opening import open_program
+    from optimize.job import open_program
     from optimize.recipe import parse
 
     shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}

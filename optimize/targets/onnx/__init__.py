@@ -377,8 +377,7 @@ def _placed(
     from optimize.targets.onnx.dynamic import quantize_dynamic
     from optimize.targets.onnx.packing import pack_blocks, pack_weights
     from optimize.targets.onnx.static import quantize_static
-    from optimize.targets.onnx_graph.qcdq import write_qcdq
-    from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.quantize import quantize_onnx, write_qcdq
     from optimize.targets.onnx_graph.weight_only import quantize_weights
 
     plan = program.plan
