@@ -44,9 +44,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.pictures
 @options.input_shape
-@options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
-@options.timing("--seed", type=options.Count(bounds.SEED), help="Of noise and of the timed batch.  [default: drawn]")
-@options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
+@options.timing("--batch", type=options.count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
+@options.timing("--seed", type=options.count(bounds.SEED), help="Of noise and of the timed batch.  [default: drawn]")
+@options.timing("--threads", type=options.count(bounds.THREADS), help="Compute threads.  [default: 1]")
 @options.cpus
 @options.on
 @options.verify_on
