@@ -19,6 +19,7 @@ from optimize import processor
 from optimize.costs import Costs, NodeCost, Values, program_costs, values_at
 from optimize.measure.latency import Latency
 from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.runs import Speedup
 from optimize.measure.statistics import nested_interval
 from optimize.passes.base import Outcome
 from optimize.passes.fuse_conv_bn import FuseConvBN
@@ -40,21 +41,15 @@ _PLAN = Plan(
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How many times faster the second way is: the median of the rounds' ratios with its 95 % interval.
+class Measured(Speedup):
+    """How many times faster the second way is.
 
     Attributes:
-        ratio: Time before over time after.
-        ci_low: Lower end.
-        ci_high: Upper end.
         before_s: Seconds before, the median of the rounds.
         after_s: Seconds after, likewise.
         what: What was timed.
     """
 
-    ratio: float
-    ci_low: float
-    ci_high: float
     before_s: float
     after_s: float
     what: str
