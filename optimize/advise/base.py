@@ -18,7 +18,7 @@ from torch import fx
 from optimize import processor
 from optimize.costs import Costs, NodeCost, Values, program_costs, values_at
 from optimize.measure.latency import Latency
-from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.lockstep import TURNS, take_turns
 from optimize.measure.runs import Speedup
 from optimize.measure.statistics import nested_interval
 from optimize.passes.base import Outcome
@@ -28,15 +28,8 @@ from optimize.profile.machine import MachineLimits
 from optimize.program import Program
 
 #: Rounds of one block each way; two of them are a round there and back.
-_PLAN = Plan(
-    restarts=1,
-    rounds=48,
-    least=12,
-    warm_up={"runs": 2, "seconds": 0.0, "cap_s": 0.0},
-    block_s=0.01,
-    least_runs=1,
-    settle=False,
-    alternate=True,
+_PLAN = replace(
+    TURNS, rounds=48, least=12, warm_up={"runs": 2, "seconds": 0.0, "cap_s": 0.0}, block_s=0.01, least_runs=1
 )
 
 
