@@ -233,8 +233,8 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         spell_hard_sigmoids,
         store_means,
         widen,
+        write_spectra,
     )
-    from optimize.targets.openvino.spectra import write_spectra
     from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
