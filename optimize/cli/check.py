@@ -84,9 +84,9 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
-    from optimize.gate import self_test, suite
+    from optimize.gate import suite
 
-    judge = self_test.check if given["self_test"] else suite.check
+    judge = suite.check_itself if given["self_test"] else suite.check
     with options.phases() as phases:
         return judge(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 

@@ -14,7 +14,7 @@ its set appears, so the rules are all the pruning there is:
    move axes: flattening ``[N, C, H, W]`` repeats each channel ``H * W`` times, and splitting ``C`` into heads ties the
    channels of a head, into the groups of a shuffle those at equal places of all groups;
 7. a matrix product ties what it sums over and passes on its rows, columns and batches: heads are the batches of
-   attention's products (``pruning/attention.py``); a hidden unit of an LSTM or GRU is one channel of all its gates,
+   attention's products (``pruning/reshaping.py``); a hidden unit of an LSTM or GRU is one channel of all its gates,
    layers and directions. A unit owns one row a gate of ``W_ih [gates * H, I]`` and ``W_hh [gates * H, H]``, one column
    of ``W_hh``, one value of each bias, and one channel of the output. Without its weights its gates are ``sigmoid(0)``
    and ``tanh(0) = 0``, so it stays 0 from a state that is 0: cutting it equals setting it to 0. All layers and
@@ -37,7 +37,7 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 from optimize.program import tensor_value
-from optimize.pruning import attention, reshaping
+from optimize.pruning import reshaping
 from optimize.pruning.channels import Axes, Axis, repeat
 from optimize.pruning.flow import Flow, Rule, Weight, broadcast, mix, operand, reaches, sizes, unknown
 
@@ -84,9 +84,6 @@ def _recurrent(flow: Flow, node: fx.Node) -> Axes:
     state_axes = (*(None,) * (len(x) - 1), hidden)
     flow.parts[node] = ((*(None,) * (len(x) - 1), output), *(state_axes,) * (1 if gates == 3 else 2))
     return ()
-
-
-_RECURRENT_RULES: Mapping[Any, Rule] = dict.fromkeys(GATES, _recurrent)
 
 
 #: Along one axis: an embedding has as many rows. A value of a small file may have a thousand times as many, and each
@@ -261,6 +258,5 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), _uniform),
     aten.embedding.default: _embedding,
     **reshaping.RULES,
-    **attention.RULES,
-    **_RECURRENT_RULES,
+    **dict.fromkeys(GATES, _recurrent),
 }

@@ -9,9 +9,9 @@
 3. ``(c a) @ (d b)`` is ``c d (a @ b)``, where ``a`` and ``b`` are activations and the numbers constants: attention is
    exported with the root of its scale on queries and on keys. Behind the product the scale is part of OpenVINO's
    attention kernel, and so is the transposition of the keys, which nothing separates from it any more.
-4. Fourier transforms are written as OpenVINO 2026.4 reads them right. ``DFT`` has its axis in an input since opset 20;
-   OpenVINO does not look at it and transforms axis 1, which is what opset 17 means where nothing is said. So the axis is
-   brought there, and back.
+4. Fourier transforms are written as OpenVINO 2026.4 reads them right. ``DFT`` has its axis in an input since opset
+   20; OpenVINO does not look at it and transforms axis 1, which is what opset 17 means where nothing is said. So the
+   axis is brought there, and back.
 5. Of a ``DFT`` of real values that gives half of its own, and of its inverse, OpenVINO makes a value of one dimension
    more or less than ONNX says. So the whole is transformed. Forward, imaginary parts of zero are put in, and the half
    is cut off behind. Backward, with ``n`` real values ``x`` and half their transform ``X``, it is the real part of
