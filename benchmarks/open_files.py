@@ -25,8 +25,7 @@ import torch
 from benchmarks.conditions import conditions
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from optimize.errors import OptimizeError
-from optimize.job import Job
-from optimize.opening import open_program
+from optimize.job import Job, open_program
 from optimize.recipe import parse
 
 NETWORKS = (

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import optimize
-from optimize.advise.access import access
-from optimize.advise.trials import Measured, compare_runs
+from optimize.advise.base import Measured, compare_runs
+from optimize.advise.guidelines import access
 from optimize.profile.machine import torch_threads
 
 TARGETS = ("eager", "onnx")

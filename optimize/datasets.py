@@ -13,8 +13,8 @@ import torch
 
 from optimize.costs import fitting_batch
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_texts
-from optimize.data.examples import draw_inputs
 from optimize.data.preprocessing import read_words, unsaid
+from optimize.data.samples import draw_inputs
 from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError, UsageError
 from optimize.measure import quality

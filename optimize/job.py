@@ -1,4 +1,4 @@
-"""What one run is asked to do, and the pieces it passes along its line."""
+"""What one run is asked to do, its model opened and captured, and the pieces it passes along its line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 import torch
 
 from optimize.data import Given, Samples
+from optimize.datasets import example_inputs
 from optimize.errors import OptimizeError, UsageError
+from optimize.load import ModelSource
+from optimize.load.capturing import AS_USUAL, Capturing, capture_module
+from optimize.load.opening import CapturedModel, capture_source
 from optimize.measure.bound import Bound, require_judged
 from optimize.measure.layer_times import LayerTime
 from optimize.measure.metrics import Metric, find
@@ -19,6 +23,7 @@ from optimize.measure.subjects import why_barred
 from optimize.passes.base import Pass, Stage
 from optimize.plan import Quantization
 from optimize.program import Program
+from optimize.progress import Progress, silent
 from optimize.quantization.sensitivity import LayerError
 from optimize.recipe import Recipe
 from optimize.targets.base import Artifact
@@ -173,3 +178,28 @@ class Export:
         plan = self.program.quantization
         is_static = self.artifact is not None and plan is not None and plan.mode == "static"
         return is_static and not why_barred(self.target)
+
+
+def open_program(job: Job, progress: Progress | None = None) -> CapturedModel:
+    """Load and capture what a job names.
+
+    Raises:
+        OptimizeError: It cannot be loaded or captured, or nothing says what its inputs look like.
+    """
+    how = Capturing(job.recipe.static_batch, job.recipe.dynamic_size, job.recipe.dynamic, job.recipe.outputs)
+    if isinstance(job.source, Program):
+        if job.inputs is not None or how != AS_USUAL:
+            hint = "Leave inputs, dynamic, dynamic_size and outputs to optimize.capture."
+            raise UsageError("A captured program has its inputs, sizes and outputs.", hint=hint)
+        return CapturedModel(job.source, job.object_name)
+    if isinstance(job.source, torch.nn.Module):
+        if job.inputs is None:
+            raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")
+        return CapturedModel(capture_module(job.source, job.inputs, how), type(job.source).__name__)
+    return capture_source(
+        ModelSource.of(job.source, model=job.factory),
+        lambda takes: job.inputs if job.inputs is not None else example_inputs(job.recipe, takes),
+        how,
+        trust=job.trust,
+        progress=progress or silent,
+    )

@@ -113,7 +113,7 @@ class PassEntry(BaseModel):
     def needs_data(self) -> bool:
         """Whether the pass cannot do without calibration data."""
         fields = dataclasses.fields(registry.find_pass(self.name))
-        return any(field.name in _DATA_FIELDS and field.default is dataclasses.MISSING for field in fields)
+        return any(field.name in _DATA_FIELDS and _is_needed(field) for field in fields)
 
 
 class Recipe(BaseModel):
@@ -324,8 +324,7 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     cls = registry.find_pass(entry.name)
     fields = {name: hint for name, hint in _fields(cls).items() if name not in _DATA_FIELDS}
     for field in dataclasses.fields(cls):
-        needed = field.default is field.default_factory is dataclasses.MISSING
-        if field.name in fields and field.name not in entry.options and needed:
+        if field.name in fields and field.name not in entry.options and _is_needed(field):
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
         _checked(entry.name, option, value, fields, source)
@@ -379,6 +378,10 @@ def _entry(item: Any) -> Any:
         ((name, options),) = item.items()
         return {"name": name, "options": options or {}}
     return item
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _fields(cls: type) -> dict[str, Any]:

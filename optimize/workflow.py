@@ -20,7 +20,7 @@ from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import read_dynamic
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
-from optimize.job import Export, Job
+from optimize.job import Export, Job, open_program
 from optimize.load.opening import CapturedModel
 from optimize.measure import environment
 from optimize.measure.fleet import Fleet
@@ -29,7 +29,6 @@ from optimize.measure.metrics import GivenMetric
 from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.measure.remote import Remote, connected
 from optimize.measure.subjects import why_barred
-from optimize.opening import open_program
 from optimize.pace import keep_pace
 from optimize.passes.base import Pass, Stage
 from optimize.pipeline import Pipeline, Step, Trace, Variant, require_passes, transform
@@ -37,7 +36,7 @@ from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
 from optimize.progress import Progress, heard_by, silent
 from optimize.quantization.synthetic import synthesize
-from optimize.recipe import configured, parse
+from optimize.recipe import Recipe, configured, parse
 from optimize.regular import shown
 from optimize.report import FILES, PRECISIONS, RECIPE
 from optimize.report.assemble import assemble, rows_of
@@ -110,33 +109,29 @@ def optimize(
     Raises:
         OptimizeError: The model cannot be loaded or captured, a pass broke its promise, or ``out`` cannot be written.
     """
-    asked: dict[str, Any] = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr}
-    asked |= {"layer_timing": layer_timing, "threads": threads, "latency": latency}
-    asked |= {"dynamic_size": dynamic_size, "outputs": outputs}
-    asked |= {"targets": targets, "target_options": target_options, "dynamic": dynamic, "metric": metric}
-    given = job_of(
-        model, inputs, "optimize.optimize", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        budget_s=budget_s, on=on, given_passes=require_passes(passes, "optimize.optimize"),
-    )  # fmt: skip
-    return run_job(given)
+    return run_job(job_of(
+        model, inputs, "optimize.optimize", targets=targets, target_options=target_options, evaluate=evaluate,
+        metric=metric, out=out, max_drop=max_drop, min_accuracy=min_accuracy, min_sqnr=min_sqnr,
+        layer_timing=layer_timing, latency=latency, threads=threads, budget_s=budget_s, dynamic_size=dynamic_size,
+        dynamic=dynamic, outputs=outputs, factory=factory, trust=trust, on=on,
+        given_passes=require_passes(passes, "optimize.optimize"),
+    ))  # fmt: skip
 
 
-def job_of(
-    model: Any, inputs: Sequence[Any] | None, caller: str, asked: Mapping[str, Any], *, out: str | Path, **given: Any
-) -> Job:
+def job_of(model: Any, inputs: Sequence[Any] | None, caller: str, *, out: str | Path, **given: Any) -> Job:
     """Return the job that a Python caller describes.
 
     Args:
         model: A module, a model file, or ``package.module:factory``.
         inputs: Example inputs.
         caller: The function that he calls, for messages.
-        asked: What a recipe holds, in the forms that Python callers may give it.
         out: Folder for the results.
-        given: Whatever else a `Job` holds.
+        given: What a recipe holds, in the forms that Python callers may give it, and whatever else a `Job` does.
 
     Raises:
         UsageError: A value cannot be meant.
     """
+    asked = {name: given.pop(name) for name in Recipe.model_fields if name in given}
     targets, options, metric = asked["targets"], asked["target_options"] or {}, asked["metric"]
     content = {
         "targets": (targets,) if isinstance(targets, str) else tuple(targets),

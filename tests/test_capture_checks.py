@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.errors import Refused, UsageError, VerificationFailed
-from optimize.opening import open_program
+from optimize.job import open_program
 from optimize.recipe import parse
 from optimize.workflow import Job
 

@@ -14,10 +14,9 @@ from models import REFERENCES
 from optimize import workflow
 from optimize.cli.run import exit_code
 from optimize.errors import Refused, UsageError, VerificationFailed
-from optimize.job import Job
+from optimize.job import Job, open_program
 from optimize.measure import quality
 from optimize.measure.agreement import Agreement
-from optimize.opening import open_program
 from optimize.pipeline import transform
 from optimize.recipe import Recipe, parse, read
 from optimize.workflow import run_job

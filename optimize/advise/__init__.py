@@ -6,8 +6,8 @@ One file a family of rules; each is a function that looks, decorated with its na
 
 from __future__ import annotations
 
-from optimize.advise import elementwise, execution, guidelines, layout, precision, structure
+from optimize.advise import execution, guidelines, layout, precision, structure
 from optimize.advise.advising import advise
 from optimize.advise.base import registered
 
-__all__ = ["advise", "elementwise", "execution", "guidelines", "layout", "precision", "registered", "structure"]
+__all__ = ["advise", "execution", "guidelines", "layout", "precision", "registered", "structure"]

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from optimize import graph, ops
-from optimize.advise.base import Finding, Setting, by_cost, rule
-from optimize.advise.trials import Measured, compare_runs, on_noise
+from optimize.advise.base import Finding, Measured, Setting, by_cost, compare_runs, on_noise, rule
 from optimize.graph import aten
 
 #: Vector registers and tensor cores take channels in multiples of this.

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize import ops
-from optimize.advise.base import Finding, Setting, rule
-from optimize.advise.trials import Measured, compare_runs
+from optimize.advise.base import Finding, Measured, Setting, compare_runs, rule
 from optimize.errors import OptimizeError
 from optimize.passes.cast_half import CastBF16
 from optimize.passes.quantize_static import QuantizeStatic

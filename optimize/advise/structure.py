@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from optimize import graph, ops
-from optimize.advise.base import Finding, Setting, rule
-from optimize.advise.trials import Measured
+from optimize.advise.base import Finding, Measured, Setting, rule
 from optimize.graph import aten
 from optimize.passes.base import Outcome
 from optimize.program import Program

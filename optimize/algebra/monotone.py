@@ -4,6 +4,8 @@ BatchNorm, scales, shifts and clamps never turn back, rounding included: what th
 stays with that number, in each channel. So does the answer of a sign or a comparison at the end: ``a <= b`` gives
 ``round(s * a + t) <= round(s * b + t)`` for ``s >= 0``. It is a comparison of the input with one threshold, which
 bisection over the floating-point numbers finds exactly, to the last bit.
+
+Where a value is turned into a sign, a comparison or an integer, the last bit of a sum decides the answer.
 """
 
 from __future__ import annotations
@@ -16,13 +18,64 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.algebra import channelwise
+from optimize.algebra import carrying, channelwise
 from optimize.algebra.channelwise import Channelwise
-from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
+from optimize.graph import aten
 from optimize.program import tensor_value
 
+SIGNS = (aten.sign.default, aten.sgn.default)
+COMPARISONS = (aten.ge.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.lt.Scalar)
+_COMPARISONS = (*COMPARISONS, aten.ge.Tensor, aten.gt.Tensor, aten.le.Tensor, aten.lt.Tensor)
+_ROUNDINGS = (
+    aten.round.default,
+    aten.round.decimals,
+    aten.floor.default,
+    aten.ceil.default,
+    aten.trunc.default,
+    aten.fake_quantize_per_tensor_affine.default,
+    aten.fake_quantize_per_channel_affine.default,
+)
+#: Calls that read the shape and dtype of a value and none of its numbers.
+SHAPES = (
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+    aten.sym_size.int,
+)
+_CONTINUOUS = (*ops.CLIPS, *carrying.MOVES, *channelwise.OPERATORS)
 #: Calls a chain may begin with.
 HEADS = (*channelwise.OPERATORS, *ops.CLIPS)
+
+
+def reason_for_last_bit(value: fx.Node) -> str:
+    """Return why a value must keep its last bit, as half a sentence about it; empty where it need not.
+
+    A comparison that stands beside a reader of the value itself is a mask of a continuous function, such as
+    ``where(x > 0, x, a * x)``, and need not.
+    """
+    readers = list(_readers(value))
+    if any(graph.is_call(reader, *_ROUNDINGS) for reader in readers):
+        return "its result is rounded, and a re-associated sum could cross the step"
+    if readers and all(graph.is_call(reader, *SIGNS, *_COMPARISONS) for reader in readers):
+        return "its sign is taken; FuseBNSign compares with a threshold instead"
+    if any(graph.is_call(reader, *SIGNS) for reader in readers):
+        return "its sign is taken, and a re-associated sum could flip it"
+    return ""
+
+
+def _readers(value: fx.Node) -> Iterator[fx.Node]:
+    """Yield the readers of a value, past the calls that pass a change on: scales, shifts, clamps, moves."""
+    waiting, seen = [value], set[fx.Node]()
+    while waiting:
+        for reader in waiting.pop().users:
+            if reader in seen or graph.is_call(reader, *SHAPES):
+                continue
+            seen.add(reader)
+            if graph.is_call(reader, *_CONTINUOUS):
+                waiting.append(reader)
+            else:
+                yield reader
 
 
 @dataclass(frozen=True)

@@ -224,14 +224,12 @@ def find_best(
     """
     if calibrate is None and evaluate is None:
         raise UsageError(NO_DATA, hint="Give batches of inputs, calibrate=[x], or labelled data, evaluate=.")
-    asked: dict[str, Any] = {"max_drop": max_drop, "min_accuracy": min_accuracy, "min_sqnr": min_sqnr}
-    asked |= {"keep": tuple(keep), "cpu": cpu, "threads": threads}
-    asked |= {"dynamic_size": dynamic_size, "dynamic": dynamic, "outputs": outputs}
-    asked |= {"targets": targets or every_target(), "target_options": target_options, "metric": metric}
-    asked |= {"passes": ["QuantizeStatic"]}  # what keeps layers in float is checked against passes that do
     job = job_of(
-        model, inputs, "optimize.find_best", asked, out=out, factory=factory, trust=trust, evaluate=evaluate,
-        calibrate=calibrate, on=on,
+        model, inputs, "optimize.find_best", calibrate=calibrate, evaluate=evaluate, targets=targets or every_target(),
+        target_options=target_options, metric=metric, max_drop=max_drop, min_accuracy=min_accuracy, min_sqnr=min_sqnr,
+        out=out, keep=tuple(keep), cpu=cpu, threads=threads, dynamic_size=dynamic_size, dynamic=dynamic,
+        outputs=outputs, factory=factory, trust=trust, on=on,
+        passes=["QuantizeStatic"],  # what keeps layers in float is checked against passes that do
     )  # fmt: skip
     try:
         pace, most = (bounds.read_pace(latency) if latency else None), (bounds.read_size(size) if size else None)

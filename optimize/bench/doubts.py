@@ -64,7 +64,12 @@ class Doubt:
 
 
 def doubts(
-    outcome: Runs[Subject], judged: Sequence[Judged], plan: Plan, machine: Environment, device: str = "cpu"
+    outcome: Runs[Subject],
+    judged: Sequence[Judged],
+    plan: Plan,
+    machine: Environment,
+    device: str = "cpu",
+    read: Sequence[str] = (),
 ) -> list[Doubt]:
     """Return everything that makes the figures doubtful, the machine first.
 
@@ -74,6 +79,7 @@ def doubts(
         plan: How it was measured.
         machine: Read before measuring.
         device: What torch modules were asked to run on.
+        read: How texts and pictures were read, as sentences.
     """
     found = [*_machine(machine), *_frequency(outcome.frequencies_mhz), *_restarts(outcome, plan)]
     for track, entry in zip(outcome.tracks, judged, strict=True):
@@ -93,7 +99,8 @@ def doubts(
     advice = "Stop other work and run again for ratios on the wall."
     clocks = [(entry.scenario.name, entry.clock.told) for entry in judged[0].scenarios if entry.clock.told]
     found += _one_a_kind(Doubt("clock", name, told, advice) for name, told in clocks)
-    return [*found, *(_drift(first) if first else ())]
+    advice = "Where that is wrong, say it with --preprocess or --tokenizer."
+    return [*found, *(_drift(first) if first else ()), *(Doubt("data", "", note, advice) for note in read)]
 
 
 def _one_a_kind(found: Iterable[Doubt]) -> Iterator[Doubt]:

@@ -28,16 +28,16 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
 @options.command(short_help="Time files and runtimes against each other.")
 @click.argument("sources", nargs=-1, required=True, metavar="A [B ...]")
 @options.timing(
-    "--batch", "batches", type=options.Counts(bounds.BATCH), help="Samples in one run; several sweep.  [default: 1]"
+    "--batch", "batches", type=options.counts(bounds.BATCH), help="Samples in one run; several sweep.  [default: 1]"
 )
 @options.timing(
     "--streams",
-    type=options.Counts(bounds.STREAMS),
+    type=options.counts(bounds.STREAMS),
     help="Callers at the same time; several sweep.  [default: 1]",
 )
 @options.timing(
     "--threads",
-    type=options.Counts(bounds.THREADS),
+    type=options.counts(bounds.THREADS),
     help="Compute threads of the runtime; several sweep.  [default: 1]",
 )
 @options.cpus
@@ -54,13 +54,13 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
     type=options.Quantity(bounds.read_time),
     help="Within which 99 of 100 of them shall be answered, waiting included: 20ms.",
 )
-@options.timing("--runs", type=options.Count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
+@options.timing("--runs", type=options.count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @options.timing(
     "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
 )
 @options.timing(
     "--restarts",
-    type=options.Count(bounds.RESTARTS),
+    type=options.count(bounds.RESTARTS),
     default=3,
     show_default=True,
     help="Fresh processes of each file.",
@@ -70,7 +70,7 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Of torch modules."
 )
 @options.timing(
-    "--seed", type=options.Count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
+    "--seed", type=options.count(bounds.SEED), default=0, show_default=True, help="Of inputs, order and intervals."
 )
 @options.samples("--data", "Samples that are run and compared, given like --calib.  [default: noise]")
 @options.pictures
@@ -102,7 +102,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
     """Open, time and judge everything."""
     import tempfile
 
-    from optimize.bench.doubts import Doubt, doubts
+    from optimize.bench.doubts import doubts
     from optimize.bench.figures import figures
     from optimize.bench.rounds import put_through, run
     from optimize.bench.serving import Traffic
@@ -134,10 +134,7 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         most = processors if traffic else None
         outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)
     judged = figures(outcome, plan)
-    found = doubts(outcome, judged, plan, machine, device)
-    found += [
-        Doubt("data", "", note, "Where that is wrong, say it with --preprocess or --tokenizer.") for note in asked.notes
-    ]
+    found = doubts(outcome, judged, plan, machine, device, asked.notes)
     command = options.command_line()
     data = given["data"] or NOISE
     return BenchReport.of(

@@ -44,9 +44,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.judgement("--min-sqnr", type=float, metavar="DB", help="How well outputs agree.  [default: 20 without --eval]")
 @options.pictures
 @options.input_shape
-@options.timing("--batch", type=options.Count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
-@options.timing("--seed", type=options.Count(bounds.SEED), help="Of noise and of the timed batch.  [default: drawn]")
-@options.timing("--threads", type=options.Count(bounds.THREADS), help="Compute threads.  [default: 1]")
+@options.timing("--batch", type=options.count(bounds.BATCH), help="Samples of a timed run.  [default: 1]")
+@options.timing("--seed", type=options.count(bounds.SEED), help="Of noise and of the timed batch.  [default: drawn]")
+@options.timing("--threads", type=options.count(bounds.THREADS), help="Compute threads.  [default: 1]")
 @options.cpus
 @options.on
 @options.verify_on
@@ -84,9 +84,9 @@ def check(models: tuple[str, ...], **given: Any) -> None:
 
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
-    from optimize.gate import self_test, suite
+    from optimize.gate import suite
 
-    judge = self_test.check if given["self_test"] else suite.check
+    judge = suite.check_itself if given["self_test"] else suite.check
     with options.phases() as phases:
         return judge(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 

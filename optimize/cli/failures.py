@@ -25,7 +25,7 @@ _STEPS = {
     "recipe": "reading the recipe",
     "data": "reading the data",
     "datasets": "reading the data",
-    "opening": "capturing the model",
+    "job": "capturing the model",
     "frontend": "capturing the model",
     "normal_form": "capturing the model",
     "passes": "running a pass",

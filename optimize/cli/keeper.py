@@ -37,8 +37,7 @@ from optimize.named import named_in
 from optimize.report import STEP_SUMMARY
 from optimize.sandbox.call import Died, left_in
 from optimize.sandbox.confine import adopt_orphans, can_confine, confine_command, end_with_parent
-from optimize.sandbox.lines import read_object
-from optimize.sandbox.process import confined_variables, own_cache
+from optimize.sandbox.process import confined_variables, own_cache, read_object
 from optimize.texts import read_toml
 from optimize.transaction.commit import Transaction, begin, check
 

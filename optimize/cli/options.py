@@ -168,29 +168,16 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
 
 
-class Count(click.ParamType):
-    """A whole number within a bound."""
-
-    name = "N"
-
-    def __init__(self, bound: bounds.CountRange) -> None:
-        self.bound = bound
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number."""
-        try:
-            return self.bound.read(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
 class Quantity(click.ParamType):
-    """A number with its unit, as a function reads it that raises ``ValueError`` with the sentence to show."""
+    """What a function reads of text, which raises ``ValueError`` with the sentence to show.
 
-    name = "QUANTITY"
+    Args:
+        read: Reads it.
+        name: What the help calls it.
+    """
 
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self.read = read
+    def __init__(self, read: Callable[[str], Any], name: str = "QUANTITY") -> None:
+        self.read, self.name = read, name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return what is read."""
@@ -202,16 +189,14 @@ class Quantity(click.ParamType):
             self.fail(f"{error}.", param, ctx)
 
 
-class Counts(Count):
-    """Whole numbers within a bound, separated by commas."""
+def count(bound: bounds.CountRange) -> Quantity:
+    """Return the type of a whole number within a bound."""
+    return Quantity(bound.read, "N")
 
-    name = "N[,N...]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the numbers, each once."""
-        if not isinstance(value, str):
-            return tuple(value)
-        return tuple(dict.fromkeys(super(Counts, self).convert(part, param, ctx) for part in value.split(",")))
+def counts(bound: bounds.CountRange) -> Quantity:
+    """Return the type of whole numbers within a bound, separated by commas, each once."""
+    return Quantity(lambda text: tuple(dict.fromkeys(map(bound.read, text.split(",")))), "N[,N...]")
 
 
 class Share(click.ParamType):
@@ -243,16 +228,6 @@ class Destination(click.Path):
         self.names = names
 
 
-class Cpus(click.ParamType):
-    """Processors, such as ``0-3`` or ``0,2``."""
-
-    name = "LIST"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return their numbers, each once."""
-        return numbers_of(value) if value else ()
-
-
 factory = model("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")
 trust = model("--trust", is_flag=True, help="Run the code that MODEL's pickles name. Only for files you made.")
 
@@ -275,11 +250,15 @@ json_file = output(
     help="Write all that was found to this file; '-' prints it in place of tables.",
 )
 threads = timing(
-    "--threads", type=Count(bounds.THREADS), default=1, show_default=True, help="Compute threads of the runtime."
+    "--threads", type=count(bounds.THREADS), default=1, show_default=True, help="Compute threads of the runtime."
 )
-batch = timing("--batch", type=Count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
+batch = timing("--batch", type=count(bounds.BATCH), default=1, show_default=True, help="Samples in one run.")
 cpus = timing(
-    "--cpus", was="--affinity", type=Cpus(), default="", help="Processors that everything runs on, such as 0-3 or 0,2."
+    "--cpus",
+    was="--affinity",
+    type=Quantity(lambda text: numbers_of(text) if text else (), "LIST"),
+    default=(),
+    help="Processors that everything runs on, such as 0-3 or 0,2.",
 )
 on = targets(
     "--on",
@@ -449,7 +428,7 @@ def open_model(
     Returns:
         The model, and the job that names the passes.
     """
-    from optimize.opening import open_program
+    from optimize.job import open_program
     from optimize.recipe import parse
 
     shape = {"input_shape": given["input_shape"]} if given["input_shape"] else {}

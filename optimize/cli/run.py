@@ -33,7 +33,7 @@ _MOST_CUT = 0.95
 @options.target_option
 @options.targets(
     "--opset",
-    type=options.Count(bounds.OPSET),
+    type=options.count(bounds.OPSET),
     help="Of ONNX files; 20 if not given, which has Gelu and is read widely.",
 )
 @options.out((*FILES, RECIPE), "Folder for artifacts and report.", "optimized")
@@ -128,11 +128,11 @@ _MOST_CUT = 0.95
     "--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file in place of the pass flags."
 )
 @options.timing(
-    "--threads", type=options.Count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
+    "--threads", type=options.count(bounds.THREADS), default=None, help="Compute threads while measuring.  [default: 1]"
 )
 @options.workers_or_machine
 @options.model(
-    "--static-batch", type=options.Count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
+    "--static-batch", type=options.count(bounds.BATCH), help="Fix the batch size instead of leaving it free."
 )
 @options.model("--dynamic-size", is_flag=True, help="Leave height and width of images free, like the batch.")
 @options.model(

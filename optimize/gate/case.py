@@ -391,7 +391,7 @@ def open_model(source: str, opening: Opening, input_shape: str | None) -> Subjec
 
 
 def _captured(subject: Subject, source: str, opening: Opening, input_shape: str | None) -> Subject:
-    from optimize.data.examples import draw_inputs
+    from optimize.data.samples import draw_inputs
     from optimize.load import ModelSource
     from optimize.load.opening import capture_source
 

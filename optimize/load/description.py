@@ -3,6 +3,10 @@
 A description names operators of one table (`operators`), values by plain identifiers, and weights by their paths; it
 holds numbers, and no code, no expression and no class. Building a graph from it checks all of that, so that it does
 not matter who wrote it: a confined child that captured a model (`stored`), or a ``.pt2`` translated by `exported`.
+
+How a model's inputs and outputs are arranged is plain data too, tuples, lists and dicts with plain keys: ``["tuple",
+...]``, ``["list", ...]``, ``["dict", [key, ...], ...]``, ``["ordered", [key, ...], ...]``, None, and ``"*"`` where a
+value stands.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from optimize import graph
 from optimize.load import operators
@@ -38,6 +44,8 @@ _ENUMERATIONS = {
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
+_KINDS: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict", OrderedDict: "ordered"}
+_CLASSES: dict[str, Any] = {name: kind for kind, name in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -333,3 +341,53 @@ def _is_module(path: Any, kind: Any) -> bool:
 
 def _class_name(cls: Any) -> str:
     return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}"
+
+
+def write_tree(spec: pytree.TreeSpec) -> Any:
+    """Return an arrangement as plain data; a class of the model's own becomes a flat tuple of its values."""
+    try:
+        return _written(pytree.tree_unflatten([0] * spec.num_leaves, spec))
+    except Malformed:
+        return ["tuple", *["*"] * spec.num_leaves]
+
+
+def read_tree(entry: Any) -> pytree.TreeSpec:
+    """Return the arrangement that plain data says.
+
+    Raises:
+        Malformed: It says none.
+    """
+    return pytree.tree_structure(_arranged(entry))
+
+
+def _written(value: Any) -> Any:
+    if value is None:
+        return None
+    if type(value) is int:
+        return "*"
+    if type(value) not in _KINDS:
+        raise Malformed(f"a {type(value).__name__} arranges the values")
+    if isinstance(value, dict):
+        return [_KINDS[type(value)], _keys(list(value)), *map(_written, value.values())]
+    return [_KINDS[type(value)], *map(_written, value)]
+
+
+def _arranged(entry: Any) -> Any:
+    if entry is None:
+        return None
+    if entry == "*":
+        return 0
+    name, *parts = entry
+    kind = _CLASSES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise Malformed(f"a {str(name)[:80]} arranges inputs or outputs")
+    if issubclass(kind, dict):
+        keys, *values = parts
+        return kind(zip(_keys(keys), map(_arranged, values), strict=True))
+    return kind(map(_arranged, parts))
+
+
+def _keys(keys: Any) -> list[str | int]:
+    if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
+        raise Malformed("a key is neither a text nor a number")
+    return keys

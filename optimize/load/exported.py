@@ -4,7 +4,7 @@
 walks to operators by attribute, imports classes of input trees, and writes names into generated source. Here the JSON
 of the graph becomes a `description`, which has no place for any of that. What is not needed is not read: the
 expressions of sizes and the guards (capturing the graph again finds sizes anew), stack traces, compiled code. Tensors
-are made of raw bytes (`raw_tensors`). Only example inputs are a pickle in every file of torch; it is read by torch's
+are made of raw bytes (`graph_json`). Only example inputs are a pickle in every file of torch; it is read by torch's
 restricted unpickler with nothing added, in a confined process.
 """
 
@@ -25,11 +25,9 @@ from torch.utils import _pytree as pytree
 from optimize.errors import Refused, first_line, spell
 from optimize.load import names, operators
 from optimize.load.archive import Archive
-from optimize.load.description import Malformed, build
-from optimize.load.graph_json import GraphReading
+from optimize.load.description import Malformed, build, read_tree
+from optimize.load.graph_json import GraphReading, read_tensors
 from optimize.load.pickles import wanted_globals
-from optimize.load.raw_tensors import read_tensors
-from optimize.load.trees import read_tree
 from optimize.preparation import leave_out
 from optimize.progress import quiet
 

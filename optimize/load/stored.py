@@ -22,9 +22,18 @@ from optimize.costs import UNASKED_BATCH
 from optimize.dimensions import BATCH, FreeSize
 from optimize.errors import OptimizeError, Refused, first_line
 from optimize.load import misfits, operators
-from optimize.load.description import NAME, Description, Malformed, OperatorCall, build, checked, describe
+from optimize.load.description import (
+    NAME,
+    Description,
+    Malformed,
+    OperatorCall,
+    build,
+    checked,
+    describe,
+    read_tree,
+    write_tree,
+)
 from optimize.load.indices import keep_within
-from optimize.load.trees import read_tree, write_tree
 from optimize.program import Program
 from optimize.sandbox import left_in
 

@@ -24,8 +24,7 @@ from optimize.progress import Progress
 from optimize.registry import find_target
 from optimize.sandbox import ChildLimits, start
 from optimize.sandbox.call import ended, read_tail
-from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import THREAD_VARIABLES, confined_variables, describe_end, end
+from optimize.sandbox.process import THREAD_VARIABLES, Lines, confined_variables, describe_end, end, read_object
 from optimize.targets.base import Artifact
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ import functools
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optimize.errors import UsageError
-from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.lockstep import TURNS, take_turns
 from optimize.measure.subjects import running
 from optimize.ops import layer_paths
 from optimize.progress import Progress, silent
@@ -26,16 +26,7 @@ if TYPE_CHECKING:
 
 #: Runs of a block; there are fewer rounds where the time ends before, and one block more for warm-up.
 _RUNS = 5
-_PLAN = Plan(
-    restarts=1,
-    rounds=23,
-    least=3,
-    budget_s=4.0,
-    warm_up={"runs": 1, "seconds": 0.0, "cap_s": 0.0},
-    block_runs=(1, 1),
-    settle=False,
-    alternate=True,
-)
+_PLAN = replace(TURNS, rounds=23, least=3, budget_s=4.0, block_runs=(1, 1))
 #: A layer is slower in INT8 when it is by this much, in both halves of the rounds.
 SLOWER_RATIO, SLOWER_S = 1.1, 2e-6
 #: Noting one time takes no longer than this; a greater difference to a run without the profiler is noise.

@@ -24,7 +24,7 @@ from optimize.measure.openers import Side
 from optimize.measure.subjects import MODULE
 from optimize.progress import Progress, silent
 from optimize.registry import find_target
-from optimize.targets.values import Basis, FileValues, Shared
+from optimize.targets.base import Basis, FileValues, Shared
 
 if TYPE_CHECKING:
     from optimize.data import Samples
@@ -63,7 +63,7 @@ class Tensor:
         name: Its name before quantization, in the first file.
         layer: The node that computes it: in files of this package the module's path.
         op: That node's operator in the second file.
-        basis: What tells that the two values are one (``optimize.targets.values``).
+        basis: What tells that the two values are one (``optimize.targets.base``).
         stored: Whether the second file stores it as integers.
         distance: How far apart the files are.
         input_db: Smallest SQNR of the compared values it is computed from, looking through those that recover; None

@@ -118,6 +118,10 @@ class Plan:
         return math.ceil(wanted / self.restarts)
 
 
+#: How callables of this process take turns: there and back, behind one run of each.
+TURNS = Plan(restarts=1, warm_up={"runs": 1, "seconds": 0.0, "cap_s": 0.0}, settle=False, alternate=True)
+
+
 @dataclass
 class _Cell(Generic[S]):
     """One subject in one scenario of one restart: seconds of a run, runs of a sample and samples of a block."""
@@ -326,7 +330,8 @@ class _Call(Session):
     """A callable in this process, asked like a process; what it raises is raised."""
 
     def __init__(self, call: Callable[[], object]) -> None:
-        self._worker, runner = Worker(), SimpleNamespace(run=lambda inputs: call())
+        self._worker = Worker()
+        runner = SimpleNamespace(run=lambda inputs: call(), device_seconds=lambda *_: [])
         self._worker.runners = [cast(Runner, runner)]
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
@@ -346,7 +351,7 @@ def take_turns(calls: Sequence[Callable[[], object]], plan: Plan, *, progress: P
 
     Args:
         calls: What to run.
-        plan: How; one restart, nothing is started.
+        plan: How, such as ``TURNS``; nothing is started.
         progress: Told how much of the rounds or of the time is used.
     """
     tracks = [Track(call) for call in calls]

@@ -37,8 +37,7 @@ from optimize.measure import environment
 from optimize.measure.environment import Environment
 from optimize.measure.fleet import PROGRAM, Session
 from optimize.registry import find_target
-from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import THREAD_VARIABLES, end, limit_files
+from optimize.sandbox.process import THREAD_VARIABLES, Lines, end, limit_files, read_object
 from optimize.targets.base import Artifact
 from optimize.targets.packaging import versions_of
 

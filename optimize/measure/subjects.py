@@ -280,7 +280,7 @@ def places_of(wanted: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> tupl
 
 def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the inputs that ``--input-shape`` describes, a free batch in front, checked against what is known."""
-    from optimize.data.examples import draw_inputs
+    from optimize.data.samples import draw_inputs
 
     examples = draw_inputs(input_shape)
     names = [spec.name for spec in known] or [f"input_{index}" for index in range(len(examples))]

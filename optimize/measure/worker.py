@@ -30,11 +30,9 @@ from optimize.distances import ratio_db
 from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
-from optimize.sandbox.confine import confine
-from optimize.sandbox.limits import ChildLimits
+from optimize.sandbox.confine import ChildLimits, confine
 from optimize.targets.arrays import as_reals, digest, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
-from optimize.targets.calling import check_array
 
 #: Runs of each warm-up that are kept; the rest is counted.
 WARM_UP_KEPT = 50
@@ -96,8 +94,8 @@ class Worker:
         self._open = lambda: _opened(request)
         self.runners = [self._open()]
         load_s = time.perf_counter() - start
-        ran_on, notes = (list(getattr(self.runners[0], name, ())) for name in ("providers", "notes"))
-        return {"load_s": load_s, "clock_step_s": step_s, "ran_on": ran_on, "missing": missing, "notes": notes}
+        told = {"ran_on": list(self.runners[0].providers), "missing": missing, "notes": list(self.runners[0].notes)}
+        return {"load_s": load_s, "clock_step_s": step_s, **told}
 
     def _prepare(self, request: Mapping[str, Any]) -> Reply:
         """Keep the inputs of a scenario, which take turns; open a runner for each caller where one cannot be shared."""
@@ -154,12 +152,11 @@ class Worker:
         if request.get("steady") and len(callers) == 1:
             self._require_steady(request["scenario"], runs % len(batches), answer)
         found |= {"preempted": after.involuntary - before.involuntary, "waited": after.voluntary - before.voluntary}
-        return {**found, "settling_s": settling_s, "device_s": _device_seconds(runner, batches[0], runs)}
+        return {**found, "settling_s": settling_s, "device_s": runner.device_seconds(batches[0], runs)}
 
     def _require_steady(self, scenario: str, place: int, answer: Sequence[np.ndarray]) -> None:
         """Check an answer to inputs of a scenario against the first; kernels may add up in another order."""
-        is_changed: Callable[[], bool] = getattr(self._loaded(), "is_changed", bool)
-        if [*map(digest, self.held[scenario])] != self._digests[scenario] or is_changed():
+        if [*map(digest, self.held[scenario])] != self._digests[scenario] or self._loaded().is_changed():
             raise Refused(UNSTEADY)
         sampled = self._sampled(answer)
         for want, got in zip(self._answers.setdefault((scenario, place), sampled), sampled, strict=True):
@@ -191,7 +188,7 @@ class Worker:
         return self.runners[0]
 
     def _checked(self, arrays: Inputs) -> Inputs:
-        return [check_array(fitted(array, spec.dtype), spec) for array, spec in zip(arrays, self._specs, strict=True)]
+        return [spec.checked(fitted(array, spec.dtype)) for array, spec in zip(arrays, self._specs, strict=True)]
 
     @property
     def _specs(self) -> tuple[TensorSpec, ...]:
@@ -272,12 +269,6 @@ def _concurrent(callers: Sequence[Run], batches: Sequence[Inputs], runs: int) ->
     if errors:
         raise errors[0]
     return {"samples_s": walls, "cpu_s": [cpu_s / runs], "span_s": span_s}
-
-
-def _device_seconds(runner: Runner, inputs: Inputs, runs: int) -> list[float]:
-    """Return seconds between events on the device, none where the runner has no device of its own."""
-    told: Callable[[Inputs, int], list[float]] | None = getattr(runner, "device_seconds", None)
-    return told(inputs, runs) if told is not None else []
 
 
 def _seconds(run: Run, inputs: Inputs) -> float:

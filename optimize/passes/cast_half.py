@@ -19,12 +19,11 @@ from optimize.precision.casting import is_concerned, makes_float32
 from optimize.precision.emulation import Emulation, find_losses, find_overflows
 from optimize.precision.lowering import holds_half, in_half, write_half
 from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, apex_name, keeps_float32
-from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches, require_batches
 from optimize.quantization.rounding import Rounding, check_rounding
 from optimize.quantization.weights import SAMPLES as ROUNDING_SAMPLES
-from optimize.quantization.weights import restore
+from optimize.quantization.weights import restore, round_to_half
 from optimize.registry import register_pass
 
 #: Samples that decide what stays in float32.

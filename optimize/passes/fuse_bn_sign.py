@@ -12,9 +12,8 @@ from torch import Tensor, fx
 from optimize import graph
 from optimize.algebra import folding, monotone
 from optimize.algebra.channelwise import Channelwise
-from optimize.algebra.discontinuity import COMPARISONS, SHAPES, SIGNS
 from optimize.algebra.folding import Folded
-from optimize.algebra.monotone import Chain, Ending, first_true
+from optimize.algebra.monotone import COMPARISONS, SHAPES, SIGNS, Chain, Ending, first_true
 from optimize.graph import aten
 from optimize.passes.base import Outcome, Pass, Rewrite, Skip
 from optimize.program import Program

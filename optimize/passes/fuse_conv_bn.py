@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.algebra import channelwise, discontinuity, folding
+from optimize.algebra import channelwise, folding, monotone
 from optimize.algebra.channelwise import Channelwise
 from optimize.algebra.folding import Folded
 from optimize.graph import aten
@@ -122,12 +122,12 @@ def _fold(module: fx.GraphModule, node: fx.Node, operator: Channelwise, folded: 
 
 def _into_layer_before(module: fx.GraphModule, node: fx.Node, operator: Channelwise) -> Folded | str:
     folded = folding.into_layer_before(module, operator)
-    return (isinstance(folded, Folded) and discontinuity.reason(node)) or folded
+    return (isinstance(folded, Folded) and monotone.reason_for_last_bit(node)) or folded
 
 
 def _into_layer_after(module: fx.GraphModule, node: fx.Node, operator: Channelwise) -> Folded | str:
     folded = folding.into_layer_after(module, node, operator)
-    return (isinstance(folded, Folded) and discontinuity.reason(folded.layer)) or folded
+    return (isinstance(folded, Folded) and monotone.reason_for_last_bit(folded.layer)) or folded
 
 
 def _reason(module: fx.GraphModule, norm: fx.Node) -> str:

@@ -11,7 +11,7 @@ from optimize.graph import aten
 from optimize.passes.base import IntegerPass, Outcome, Rewrite, Skip
 from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.tables import round_tables
+from optimize.quantization.weights import round_tables
 from optimize.registry import register_pass
 
 

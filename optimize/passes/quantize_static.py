@@ -26,8 +26,7 @@ from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import USUAL, Numerics, planned
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sensitivity import spare_layers
-from optimize.quantization.tables import round_tables
-from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float
+from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float, round_tables
 from optimize.registry import find_target, register_pass
 
 #: Samples that tell which layers err most.

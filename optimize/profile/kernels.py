@@ -13,27 +13,20 @@ interrupted, the end-to-end time of one thread is its processor time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.lockstep import TURNS, take_turns
 from optimize.progress import Progress, silent
 from optimize.targets.probe import Probe, Run, TimedKernel
 
 Clock = Literal["wall", "processor"]
 #: Blocks of plain and profiled runs, fewer where the time ends before.
 _RUNS = 5
-_PLAN = Plan(
-    restarts=1,
-    rounds=8,
-    least=2,
-    budget_s=4.0,
-    warm_up={"runs": 1, "seconds": 0.2, "cap_s": 0.2},
-    block_runs=(_RUNS + 1, 1),
-    settle=False,
-    alternate=True,
+_PLAN = replace(
+    TURNS, rounds=8, least=2, budget_s=4.0, warm_up={"runs": 1, "seconds": 0.2, "cap_s": 0.2}, block_runs=(_RUNS + 1, 1)
 )
 #: A run that takes this many times its processor time was interrupted.
 _INTERRUPTED = 1.15

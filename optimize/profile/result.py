@@ -13,14 +13,13 @@ from torch import fx
 from optimize import graph
 from optimize.costs import size_bytes, storage_owners, values_at
 from optimize.measure.latency import Timing
-from optimize.measure.lockstep import Plan, take_turns
+from optimize.measure.lockstep import TURNS, take_turns
 from optimize.profile.kernels import Clock
 from optimize.profile.machine import MachineLimits
 from optimize.program import Program
 
 _RUNS = 20
 _SHOWN = 12
-_PLAN = Plan(restarts=1, rounds=1, settle=False, warm_up={"runs": 1, "seconds": 0.0})
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class PythonCost:
 
 def python_cost(call: Callable[[], object], *, runs: int = _RUNS) -> PythonCost:
     """Profile calls of a module and return where Python takes time."""
-    ((block,),) = take_turns([call], replace(_PLAN, block_runs=(runs,)))
+    ((block,),) = take_turns([call], replace(TURNS, rounds=1, block_runs=(runs,)))
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(runs):

@@ -18,7 +18,7 @@ from optimize.pruning.channels import Axis
 from optimize.pruning.flow import sizes
 from optimize.pruning.groups import Dependencies, Group
 from optimize.pruning.importance import Order
-from optimize.pruning.recurrent import steps
+from optimize.pruning.rules import steps
 
 #: What a share is taken of: each group's channels, all parameters, all multiply-accumulates of a run, or its time.
 Measure = Literal["channels", "params", "macs", "time"]

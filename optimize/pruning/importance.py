@@ -12,7 +12,7 @@ from optimize.algebra import channelwise
 from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.groups import Dependencies, Group
-from optimize.pruning.recurrent import GATES, steps
+from optimize.pruning.rules import GATES, steps
 
 #: The channels of a group in the order they go, each with the share of some layers' outputs that is lost with it.
 Order = Sequence[tuple[int, float]]

@@ -1,8 +1,18 @@
-"""Move a program's weights onto the grid that every target finds, with the calibration data in view, and back."""
+"""Move a program's weights onto the grid that every target finds, with the calibration data in view, and back.
+
+Embeddings are rows of 8-bit integers with a scale each in INT8 files, beside layers that multiply in integers. A table
+of 30,000 words is half of a small encoder. A look-up multiplies nothing, so its rounding costs no range: about 45 dB at
+a quarter of the bytes.
+
+A 16-bit float type is a grid, too (``rounding.Grid``), so the least squares are those of INT8. It costs nothing at run
+time and gains 4 to 5 dB on convolutional networks (MobileNetV3 30.6 to 34.9, EfficientNet-Lite0 27.1 to 32.5; nothing
+on a ViT, whose error is in its activations), which layers in INT8 can spend. The float program that layers are given
+back from carries the rounded weights, so that a search ends at those decibels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +20,11 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.errors import Refused
+from optimize.graph import aten
 from optimize.program import Program
 from optimize.quantization.batches import sample_axis
+from optimize.quantization.blocks import round_to_blocks
+from optimize.quantization.calibrate import observe
 from optimize.quantization.links import is_own
 from optimize.quantization.rounding import (
     LONGEST_ROW,
@@ -29,6 +42,11 @@ SAMPLES = 64
 #: Numbers in the covariances of all layers together, of 8 bytes: a ViT-L has 480 million. A row of weights asks
 #: for thousands of times its own size.
 MOST_NUMBERS = 2**29
+#: Elements from which a table is worth it.
+SMALLEST = 2**16
+_BITS, _WHOLE_ROW = 8, 0
+#: Weights nearer to the end of a type's range than this factor are left alone: compensation may move them beyond.
+_MARGIN = 2.0
 
 
 class WeightRounding:
@@ -226,3 +244,68 @@ def _restore(program: Program, node: fx.Node, name: str, value: torch.Tensor | N
         graph.set_argument(node, name, None)
     elif held is None or not torch.equal(held, value):
         graph.replace_weight(module, node, name, value, near=graph.bias_path(node) if name == "bias" else "")
+
+
+def round_tables(program: Program, kept: Collection[fx.Node]) -> list[fx.Node]:
+    """Round the rows of large embeddings, in place; return the calls whose tables were rounded.
+
+    Left alone: tables of fewer than 65,536 numbers, other than float32 or not finite, computed at run time.
+
+    Args:
+        program: A float program.
+        kept: Calls that stay in float.
+    """
+    done = []
+    for node in graph.calls(program.graph, aten.embedding.default):
+        table = graph.constant(program.graph_module, graph.argument(node, "weight"))
+        if node in kept or table is None or reason_for_float(table):
+            continue
+        if table.dim() == 2 and table.numel() >= SMALLEST and bool(table.isfinite().all()):
+            rounded = round_to_blocks(table, _BITS, _WHOLE_ROW)
+            graph.replace_weight(program.graph_module, node, "weight", rounded)
+            done.append(node)
+    if done:  # the program is run before its pass has ended, and a table that two calls share has another path now
+        program.graph_module.recompile()
+    return done
+
+
+def round_to_half(program: Program, batches: Iterable[Sequence[torch.Tensor]], dtype: torch.dtype) -> Program:
+    """Round the weights of all layers that run in float so that their outputs on the data move least, in place.
+
+    The weights stay float32 numbers, that ``dtype`` holds without rounding; biases take back what the mean moves by. A
+    program with an INT8 plan also gets its float weights rounded that are kept for layers given back later. Call
+    ``program.refresh()`` after it.
+
+    Args:
+        program: A float program, with a static plan or none.
+        batches: Flat inputs, a few.
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+
+    Returns:
+        The float program with the weights as they were before.
+    """
+    plan, before = program.quantization, program.unquantized or program.clone()
+    rounded = before.clone()
+    layers = [
+        layer
+        for layer in graph.calls(rounded.graph, *ops.WEIGHTED)
+        if _fits(graph.constant(rounded.graph_module, graph.argument(layer, "weight")), dtype)
+    ]
+    rounding = WeightRounding(rounded, layers)
+    observe(rounded, batches, rounding.see)
+    rounding.apply({layer.name: dtype for layer in layers})
+    integers = plan.layers if plan is not None else frozenset()
+    restore(program, {layer.name for layer in layers} - integers, rounded)
+    if plan is not None:
+        rounded.refresh()
+        program.unquantized = rounded
+    return before
+
+
+def _fits(weight: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Say whether float32 weights are well within a type's range."""
+    return weight is not None and weight.dtype is torch.float32 and _largest(weight) * _MARGIN < torch.finfo(dtype).max
+
+
+def _largest(weight: torch.Tensor) -> float:
+    return float(weight.abs().max()) if weight.numel() else 0.0

@@ -7,8 +7,7 @@ there; the user's process reads nothing of it but data.
 """
 
 from optimize.sandbox.call import Answer, Died, OutOfTime, Unforeseen, call, left_in, own_folder
-from optimize.sandbox.confine import is_confined, is_write_protected
-from optimize.sandbox.limits import ChildLimits
+from optimize.sandbox.confine import ChildLimits, is_confined, is_write_protected
 from optimize.sandbox.process import start
 
 __all__ = [

@@ -20,10 +20,8 @@ from typing import IO, Any
 from optimize.errors import OptimizeError, Refused, from_fields, lacks_memory
 from optimize.escaping import plain
 from optimize.progress import silent
-from optimize.sandbox.confine import is_confined
-from optimize.sandbox.limits import ChildLimits
-from optimize.sandbox.lines import Lines, read_object
-from optimize.sandbox.process import confined_variables, describe_end, end, start
+from optimize.sandbox.confine import ChildLimits, is_confined
+from optimize.sandbox.process import Lines, confined_variables, describe_end, end, read_object, start
 
 _CHILD = "optimize.sandbox.child"
 #: What a child may say in one line (graphs and tensors go by files), how many lines may wait, and its last words.

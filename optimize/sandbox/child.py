@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from optimize.errors import OptimizeError, as_fields, first_line, lacks_memory, spell
-from optimize.sandbox.confine import confine, confine_files, end_with_parent
-from optimize.sandbox.limits import ChildLimits
+from optimize.sandbox.confine import ChildLimits, confine, confine_files, end_with_parent
 
 
 def main() -> None:

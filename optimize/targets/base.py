@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from optimize import processor, wording
 from optimize.errors import Refused, TargetUnavailable, attributed, is_foreign, named_with_package
 from optimize.quantization.numerics import USUAL, Numerics
+from optimize.targets.arrays import to_array, to_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from optimize.plan import Quantization
     from optimize.program import Program
     from optimize.targets.probe import Probe
-    from optimize.targets.values import FileValues
+
+
+Basis = Literal["output", "name", "layer", "position"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ NUMBERS = frozenset(
     {"bool", "int8", "uint8", *(f"{of}{bits}" for of in ("int", "uint", "float") for bits in (16, 32, 64))}
 )
 MOST_DIMENSIONS = 64
+#: How much work and memory a file may ask for by itself before ``--trust`` is needed. Nodes that are executed, each as
+#: often as the loops around it run, and steps of recurrent layers; elements of one value of a stated size, and of all
+#: that is computed from constants (beyond what is stored).
+MOST_STEPS, MOST_ELEMENTS = 10_000_000, 2**28
+#: What to do about a file that asks for more.
+HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
 INT8 = ("static", "dynamic", "weights")
 
 
@@ -103,6 +112,21 @@ class TensorSpec:
         'x float32[batch, 3]'
         """
         return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def checked(self, array: np.ndarray) -> np.ndarray:
+        """Return the array, checked against what the artifact takes.
+
+        Raises:
+            Refused: Its shape or dtype does not fit.
+        """
+        fits = array.ndim == len(self.shape) and all(
+            isinstance(want, str) or want == got for want, got in zip(self.shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise Refused(f"Input '{self.name}' must have shape {list(self.shape)}; got {list(array.shape)}.")
+        if array.dtype.name != self.dtype:
+            raise Refused(f"Input '{self.name}' must be {self.dtype}; got {array.dtype.name}.")
+        return array
 
     @classmethod
     def told(cls, name: Any, shape: Any, dtype: Any) -> TensorSpec:
@@ -289,9 +313,13 @@ class Runner(ABC):
 
     Attributes:
         shared: Whether several threads may call one at the same time.
+        providers: What it runs on, where its runtime says that, the preferred one first.
+        notes: What its user must know of how it answers, as sentences.
     """
 
     shared: bool = False
+    providers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -304,6 +332,14 @@ class Runner(ABC):
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays. This is what is timed."""
 
+    def is_changed(self) -> bool:
+        """Say whether it is another one since it was loaded, where that can be seen."""
+        return False
+
+    def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
+        """Return the seconds that each run takes on a device of its own; nothing where there is none."""
+        return []
+
     def answering(self) -> AbstractContextManager[None]:
         """Tell an error in runs meanwhile as that of the target's package, where it is another than this one."""
         return attributed("target", self.artifact.target, type(self))
@@ -314,9 +350,74 @@ class Runner(ABC):
         Raises:
             Refused: The structure or the number of inputs, a shape or a dtype does not fit the artifact.
         """
-        from optimize.targets.calling import call
+        from torch.utils import _pytree as pytree
 
-        return call(self, args, kwargs)
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        specs, expected = self.artifact.inputs, self.artifact.in_spec
+        named = dict(zip((spec.name for spec in specs), args, strict=False)) | kwargs
+        if kwargs and len(args) + len(kwargs) == len(specs) and all(spec.name in named for spec in specs):
+            flat = [named[spec.name] for spec in specs]  # by the names that the module's parameters had
+        elif len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
+            given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
+            raise Refused(
+                f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}.",
+                hint="Give them as the module took them when it was captured: in their order, or by the names it had.",
+            )
+        wants_tensors = any(hasattr(value, "detach") for value in flat)
+        arrays = [to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in flat]
+        arrays = [spec.checked(array) for array, spec in zip(arrays, specs, strict=True)]
+        with self.answering():
+            outputs: list[Any] = self.run(arrays)
+        if wants_tensors:
+            outputs = [to_tensor(output) for output in outputs]
+        return pytree.tree_unflatten(outputs, pytree.treespec_loads(self.artifact.out_spec))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One value of two files.
+
+    Attributes:
+        name: Its name before quantization, in the first file.
+        first: The value in the first file, as its runtime knows it.
+        basis: What tells that they are one: the place among the outputs, the name, the name of the layer they end, or
+            the place of that layer.
+        layer: The node that computes it: in files of this package the module's path.
+        op: That node's operator in the second file.
+        stored: Whether the second file stores it as integers.
+    """
+
+    name: str
+    first: Any
+    second: Any
+    basis: Basis
+    layer: str
+    op: str
+    stored: bool
+
+
+class FileValues(ABC):
+    """The values a file computes."""
+
+    @abstractmethod
+    def shared(self, other: FileValues) -> list[Shared]:
+        """Return the values that another file with as many outputs shares, in its order of execution.
+
+        Raises:
+            Refused: The files share nothing between inputs and outputs.
+        """
+
+    @abstractmethod
+    def sources(self, values: Sequence[Any]) -> list[list[int]]:
+        """Return for each of some values the places of the nearest ones that it is computed from."""
+
+    @abstractmethod
+    def reader(self, values: Sequence[Any]) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+        """Return a function from flat inputs to these values, computed operator by operator, none fused.
+
+        Raises:
+            Refused: The runtime cannot run the file that way.
+        """
 
 
 class Target(ABC):

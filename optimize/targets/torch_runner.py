@@ -16,9 +16,8 @@ from optimize.targets.packaging import of_chance
 class TorchRunner(Runner):
     """Runs a loaded module in this process, without gradients; copies to and from its device belong to a run.
 
-    Attributes:
-        providers: The GPU it runs on; nothing is said of a CPU.
-        notes: By what it draws numbers or keeps a state.
+    Its ``providers`` are the GPU it runs on, of a CPU nothing is said; its ``notes`` say by what it draws numbers or
+    keeps a state.
 
     Args:
         artifact: What was loaded.
@@ -28,8 +27,6 @@ class TorchRunner(Runner):
     """
 
     shared = True
-    providers: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def __init__(
         self, artifact: Artifact, module: Callable[..., Any], threads: int | None = None, device: str = "cpu"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
@@ -17,17 +18,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import swa_utils
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as computed_again
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from optimize.errors import Refused, TargetUnavailable, UsageError, blaming
+from optimize.errors import Refused, TargetUnavailable, UsageError, blaming, nearest
 from optimize.progress import Progress, silent
 from optimize.regular import find, shown
 from optimize.training import checkpoint
 from optimize.training.losses import Labels, Lesson, Loss
 from optimize.training.masks import Masks, Pruner
-from optimize.training.recomputing import recomputing
 
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 _CHECKPOINT = "checkpoint.safetensors"
@@ -464,3 +466,58 @@ def _import_accelerate() -> Any:
     except ImportError as error:
         raise TargetUnavailable("Accelerate is not installed.", hint="pip install accelerate") from error
     return accelerate
+
+
+@contextlib.contextmanager
+def recomputing(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Let modules keep nothing but their inputs and outputs until gradients are computed, within a ``with``.
+
+    Gradients and statistics of BatchNorm are those of the modules as they are (T. Chen et al., "Training Deep Nets
+    with Sublinear Memory Cost", 2016, arXiv 1604.06174).
+
+    Args:
+        module: Whose modules they are.
+        names: Their names.
+
+    Raises:
+        UsageError: There is no module of that name.
+    """
+    known = dict(module.named_modules())
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            if name not in known:
+                hint = nearest(name, known)
+                raise UsageError(f"recompute: '{name}' is no module of {type(module).__name__}.", hint=hint)
+            child = known[name]
+            contexts = functools.partial(_contexts, child)
+            again = functools.partial(computed_again, child.forward, use_reentrant=False, context_fn=contexts)
+            stack.callback(_restore, child, vars(child).get("forward"))
+            child.forward = again
+        yield
+
+
+def _restore(child: nn.Module, forward: Any) -> None:
+    del child.forward
+    if forward is not None:
+        child.forward = forward
+
+
+def _contexts(
+    child: nn.Module,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    return contextlib.nullcontext(), _counted_once(child)
+
+
+@contextlib.contextmanager
+def _counted_once(child: nn.Module) -> Iterator[None]:
+    """Let no BatchNorm take the same batch into its statistics again."""
+    norms = [norm for norm in child.modules() if isinstance(norm, _BatchNorm)]
+    held = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, count in held:
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if count is None else torch.clone(count)
+    try:
+        yield
+    finally:
+        for norm, momentum, count in held:
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -5,6 +5,7 @@ Widths of student and teacher may differ, as after pruning, for all but ``Featur
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -109,11 +110,11 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Features:
-    """Mean squared difference of inner values of equal shapes, over the teacher's mean square.
+class LayerLoss(ABC):
+    """Base of losses that compare values of layers; the mean over them.
 
     Attributes:
-        layers: Modules of the student, each with the teacher's.
+        layers: Modules of the student, each with the teacher's, of values ``[N, ...]``.
         weight: In the sum of losses.
     """
 
@@ -124,60 +125,61 @@ class Features:
         """Return the mean over the layers.
 
         Raises:
-            UsageError: Shapes differ.
+            UsageError: Two of them cannot be compared so.
         """
-        found = []
-        for own, others in self.layers.items():
-            value, wanted = lesson.inner[own], lesson.shown[others]
-            if value.shape != wanted.shape:
-                shapes = f"{list(value.shape)} and {list(wanted.shape)}"
-                hint = "Similarity and Attention compare layers of any width."
-                raise UsageError(f"'{own}' and the teacher's '{others}' have shapes {shapes}.", hint=hint)
-            found.append((value - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12))
+        found = [self.apart(lesson.inner[own], lesson.shown[others]) for own, others in self.layers.items()]
         return self.weight * torch.stack(found).mean()
+
+    @abstractmethod
+    def apart(self, value: Tensor, wanted: Tensor) -> Tensor:
+        """Return how far the values of a layer are from the teacher's, a number."""
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Where a layer is active: the mean square over channels at each place (S. Zagoruyko, N. Komodakis, 2017,
-    arXiv 1612.03928), maps of length 1.
-
-    Attributes:
-        layers: Modules of the student, each with the teacher's of the same places ``[N, channels, ...]``.
-        weight: In the sum of losses.
-    """
-
-    layers: Mapping[str, str]
-    weight: float = 1.0
+class Features(LayerLoss):
+    """Mean squared difference of inner values of equal shapes, over the teacher's mean square."""
 
     def __call__(self, lesson: Lesson) -> Tensor:
-        """Return the mean squared distance of the maps, over samples and layers.
+        """Return the mean over the layers.
+
+        Raises:
+            UsageError: Shapes differ.
+        """
+        for own, others in self.layers.items():
+            shapes = list(lesson.inner[own].shape), list(lesson.shown[others].shape)
+            if shapes[0] != shapes[1]:
+                hint = "Similarity and Attention compare layers of any width."
+                told = f"{shapes[0]} and {shapes[1]}"
+                raise UsageError(f"'{own}' and the teacher's '{others}' have shapes {told}.", hint=hint)
+        return super().__call__(lesson)
+
+    def apart(self, value: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean square of the difference over that of the teacher's."""
+        return (value - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class Attention(LayerLoss):
+    """Where a layer is active: the mean square over channels at each place (S. Zagoruyko, N. Komodakis, 2017,
+    arXiv 1612.03928), maps of length 1. Values are ``[N, channels, ...]``, of the same places.
+    """
+
+    def apart(self, value: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean squared distance of the maps, over samples.
 
         Raises:
             UsageError: A layer has no places, but channels alone.
         """
-        pairs = [(lesson.inner[own], lesson.shown[others]) for own, others in self.layers.items()]
-        apart = [_map(value) - _map(wanted) for value, wanted in pairs]
-        return self.weight * torch.stack([difference.square().sum(1).mean() for difference in apart]).mean()
+        return (_map(value) - _map(wanted)).square().sum(1).mean()
 
 
 @dataclass(frozen=True)
-class Similarity:
-    """Which samples of a batch a layer finds alike (F. Tung, G. Mori, 2019, arXiv 1907.09682).
+class Similarity(LayerLoss):
+    """Which samples of a batch a layer finds alike (F. Tung, G. Mori, 2019, arXiv 1907.09682)."""
 
-    Attributes:
-        layers: Modules of the student, each with the teacher's ``[N, ...]``.
-        weight: In the sum of losses.
-    """
-
-    layers: Mapping[str, str]
-    weight: float = 1.0
-
-    def __call__(self, lesson: Lesson) -> Tensor:
-        """Return the mean squared difference of the rows' cosines with each other, over layers."""
-        pairs = [(lesson.inner[own], lesson.shown[others]) for own, others in self.layers.items()]
-        apart = [_alike(value) - _alike(wanted) for value, wanted in pairs]
-        return self.weight * torch.stack([difference.square().mean() for difference in apart]).mean()
+    def apart(self, value: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean squared difference of the rows' cosines with each other."""
+        return (_alike(value) - _alike(wanted)).square().mean()
 
 
 def _map(value: Tensor) -> Tensor:

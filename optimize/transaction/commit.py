@@ -3,6 +3,10 @@
 Its hidden folder holds ``new``, which is to become ``--out``, and a note. While a commit is under way it also holds
 ``replaced``, single files, and what was ``--out``: under the name ``new`` after an exchange, ``old`` after two renames.
 The process holds a lock on the hidden folder as long as it lives: one that can be locked is a dead run's.
+
+A hidden folder can come with somebody else's files, from a repository or an archive, and is this user's then. Its note
+would have files moved, put back and removed. It is heeded only where this user has sealed it for this very folder
+(``sealing``), and even then says nothing of what lies outside of the folder and its ``out``.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import fnmatch
 import glob
 import hashlib
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -20,13 +25,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optimize import keeping
 from optimize.errors import Refused
 from optimize.files import check as check_file
-from optimize.files import refusal, refusing
+from optimize.files import refusal, refusing, write_text
 from optimize.regular import read_bytes, shown
-from optimize.transaction import note, system
+from optimize.sealing import seal
+from optimize.transaction import system
 from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, opened, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
@@ -41,6 +48,10 @@ ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2
 _HINT = "Choose another --out."
 #: How our records begin, and files that say themselves whether a run has written them (``replay.is_written``).
 _RECORD, _TELLING = b'{\n "schema_version": ', (".yaml", ".jsonl")
+#: What the note says of a transaction, and its file.
+NOTED, NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
+#: ``foreign`` is where a confined process makes them: what is taken from there it cannot reach any more.
+FOLDERS = ("new", "old", "replaced", "foreign")
 
 
 @contextmanager
@@ -185,7 +196,7 @@ class Transaction:
 
     def _name(self, home: Path) -> None:
         self._home = home
-        self.new, self.old, self.replaced, self.foreign = (home / name for name in note.FOLDERS)
+        self.new, self.old, self.replaced, self.foreign = (home / name for name in FOLDERS)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -219,7 +230,7 @@ class Transaction:
 
     def write(self) -> None:
         """Write the note, whole or not at all."""
-        note.write(self._home, {name: getattr(self, name) for name in note.NOTED})
+        write_note(self._home, {name: getattr(self, name) for name in NOTED})
 
     def pass_on(self) -> None:
         """Commit what another process, which nobody trusts, has made in ``foreign`` so far; it may go on making more.
@@ -297,7 +308,7 @@ class Transaction:
             with suppress(OSError, RecursionError):  # made to be in the way; whoever made it may still be there
                 shutil.rmtree(self.foreign)
         if not os.path.lexists(self.new) or not os.listdir(self.new):
-            for file in (self._home / note.NOTE, *self._home.glob(".transaction-*.json")):
+            for file in (self._home / NOTE, *self._home.glob(".transaction-*.json")):
                 file.unlink(missing_ok=True)
             for folder in (self.new, self.path):  # with anything else in it, the folder stays
                 with suppress(FileNotFoundError):
@@ -369,7 +380,7 @@ class Transaction:
         try:
             links = False
             with suppress(OSError):  # FAT and some network file systems have none
-                system.link(self._home / note.NOTE, self.replaced / note.NOTE)
+                system.link(self._home / NOTE, self.replaced / NOTE)
                 links = True
             with inside(self.out) as out:
                 if out is None:
@@ -455,7 +466,7 @@ def _settle_dead(out: Path) -> None:
     """Settle what dead runs into ``out`` have left.
 
     Left alone is what a living process holds, what another user made (its note could bring files into the folder of
-    ours), and what cannot be told to be ours (``note.read``).
+    ours), and what cannot be told to be ours (``read_note``).
     """
     pattern = glob.escape(_prefix(out)) + "[a-z0-9_]" * 8
     for path in (*out.parent.glob(pattern), *out.glob(pattern)):
@@ -464,7 +475,7 @@ def _settle_dead(out: Path) -> None:
                 lock = system.hold(path)
                 if lock is None:
                     continue
-                said = note.read(path, out)
+                said = read_note(path, out)
                 if said is None:
                     os.close(lock)
                 else:
@@ -498,3 +509,35 @@ def _prefix(out: Path) -> str:
     """Return what the names of the hidden folders of one folder begin with."""
     data = os.fsencode(out.name)
     return f".{out.name if len(data) <= _LONGEST else hashlib.sha256(data).hexdigest()[:32]}.optimize-"
+
+
+def write_note(path: Path, said: dict[str, Any]) -> None:
+    """Write the note of a hidden folder, whole or not at all."""
+    said = {**said, "home": os.stat(path).st_ino}
+    write_text(path / NOTE, json.dumps({**said, "seal": seal(json.dumps(said))}))
+
+
+def read_note(path: Path, out: Path) -> dict[str, Any] | None:
+    """Return what the note in a hidden folder says, nothing where there is none; None where it is not to be heeded.
+
+    Args:
+        path: The hidden folder.
+        out: The folder that it is for.
+    """
+    if any(os.path.lexists(path / name) and not is_folder(path / name) for name in FOLDERS):
+        return None
+    if not os.path.lexists(path / NOTE):
+        return {}
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = dict(json.loads((path / NOTE).read_bytes()))
+        is_own = found.pop("seal") == seal(json.dumps(found)) and found["home"] == os.lstat(path).st_ino
+        said = {name: found[name] for name in NOTED}
+        names = (*said["doubles"], *said["stale"], *said["moving"])
+        if is_own and _are_plain(names) and {*map(str, out.parents)} >= {*said["made"]}:
+            return said
+    return None
+
+
+def _are_plain(names: Iterable[str]) -> bool:
+    """Say whether names lead nowhere else than to entries of a folder."""
+    return all(name not in ("", ".", "..") and os.path.basename(name) == name for name in names)

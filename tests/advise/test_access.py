@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.advise.access import access, grouping_excess, least_access
+from optimize.advise.guidelines import access, grouping_excess, least_access
 
 HW = 56 * 56
 WIDTHS = ((128, 128), (90, 180), (52, 312), (36, 432))

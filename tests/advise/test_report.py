@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from optimize.advise.advising import Advised
-from optimize.advise.base import Advice, Finding
-from optimize.advise.trials import Measured
+from optimize.advise.base import Advice, Finding, Measured
 from optimize.measure.environment import Environment
 from optimize.report import ADVICE, html
 from optimize.report.advice import AdviceRecord, tell_advice

@@ -10,10 +10,9 @@ from torch import nn
 import models
 import optimize
 from optimize.advise import advise, registered
-from optimize.advise.base import Host, Setting
+from optimize.advise.base import Host, Setting, compare_runs
 from optimize.advise.guidelines import convolutions, joins
 from optimize.advise.structure import without_biases
-from optimize.advise.trials import compare_runs
 from optimize.measure import lockstep, worker
 from optimize.measure.latency import Latency
 from optimize.program import Program

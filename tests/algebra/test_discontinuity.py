@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from optimize.algebra import discontinuity
+from optimize.algebra import monotone
 from optimize.graph import aten
 
 
@@ -12,6 +12,6 @@ def test_a_rounding_is_found_behind_thousands_of_calls() -> None:
     value = first = built.placeholder("x")
     for _ in range(5000):
         value = built.call_function(aten.relu.default, (value,))
-    assert discontinuity.reason(first) == ""
+    assert monotone.reason_for_last_bit(first) == ""
     built.call_function(aten.round.default, (value,))
-    assert "is rounded" in discontinuity.reason(first)
+    assert "is rounded" in monotone.reason_for_last_bit(first)

@@ -8,7 +8,7 @@ import random
 import struct
 from collections.abc import Callable
 
-from optimize.load import legacy
+from optimize.load.pickles import opcodes
 from tests.fuzzing import hostile
 
 #: Opcodes without an argument, each one byte.
@@ -33,7 +33,7 @@ def mutated(data: bytes, chance: random.Random, pickles: int = 1) -> bytes:
 @functools.lru_cache(64)
 def _split(data: bytes, pickles: int) -> tuple[tuple[bytes, ...], int]:
     """Return the opcodes of some bytes, and where they end."""
-    starts = [at for _, (_, _, at) in legacy.opcodes(data, pickles)]
+    starts = [at for _, (_, _, at) in opcodes(data, pickles)]
     end = starts[-1] + 1
     return tuple(data[at:until] for at, until in zip(starts, [*starts[1:], end], strict=True)), end
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optimize.gate.evidence import e_value
+from optimize.gate.verdict import e_value
 from optimize.measure.statistics import order_interval
 
 

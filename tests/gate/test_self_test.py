@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimize.gate import self_test
+from optimize.gate import suite
 from optimize.gate.limits import Case, Settings
 from optimize.gate.rounds import plan_of
 from optimize.gate.verdict import Demand, Verdict
@@ -11,7 +11,7 @@ from tests.gate.streams import draw
 
 def test_a_calm_runner_is_fit_and_gates_small_slowdowns() -> None:
     traces = [draw(1.0, noise=0.005, between=0.0, seed=seed) for seed in range(20)]
-    found = self_test.summarize(traces, Demand(), plan_of())
+    found = suite.summarize(traces, Demand(), plan_of())
     assert found.fit and found.decisions == 20 and found.false_alarms == found.inconclusive == 0
     assert 0.005 < found.spread < 0.01  # two blocks of 0.5 % each
     assert found.smallest_regression is not None and found.smallest_regression <= 0.015
@@ -19,32 +19,32 @@ def test_a_calm_runner_is_fit_and_gates_small_slowdowns() -> None:
 
 def test_a_noisy_runner_gates_large_slowdowns_only() -> None:
     traces = [draw(1.0, noise=0.1, seed=seed) for seed in range(20)]
-    found = self_test.summarize(traces, Demand(), plan_of())
+    found = suite.summarize(traces, Demand(), plan_of())
     assert found.smallest_regression is not None and found.smallest_regression >= 0.1
 
 
 def test_less_time_gates_less() -> None:
     traces = [draw(1.0, noise=0.02, seed=seed) for seed in range(20)]
     long, short = (
-        self_test.smallest_regression(traces, Demand(), plan_of(max_seconds=seconds)) or 1.0 for seconds in (120.0, 1.3)
+        suite.smallest_regression(traces, Demand(), plan_of(max_seconds=seconds)) or 1.0 for seconds in (120.0, 1.3)
     )
     assert long < short
 
 
 def test_false_alarms_and_open_decisions_make_a_runner_unfit() -> None:
     slower = [draw(1.1 if seed == 0 else 1.0, seed=seed) for seed in range(20)]
-    found = self_test.summarize(slower, Demand(), plan_of())
+    found = suite.summarize(slower, Demand(), plan_of())
     assert not found.fit and found.false_alarms == 1
-    found = self_test.summarize([draw(1.0375, noise=0.3, seed=seed) for seed in range(20)], Demand(), plan_of())
+    found = suite.summarize([draw(1.0375, noise=0.3, seed=seed) for seed in range(20)], Demand(), plan_of())
     assert not found.fit and found.inconclusive > 4
 
 
 def test_verdict_of_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = self_test.summarize([draw(1.0, seed=seed) for seed in range(5)], Demand(), plan_of())
+    record = suite.summarize([draw(1.0, seed=seed) for seed in range(5)], Demand(), plan_of())
     settings = Settings(cases=(Case(base="net.onnx", candidate="net.onnx"),))
-    monkeypatch.setattr(self_test, "run", lambda *args, **given: record)
-    found = self_test.check(settings)
+    monkeypatch.setattr(suite, "compare_with_itself", lambda *args, **given: record)
+    found = suite.check_itself(settings)
     assert found.verdict is Verdict.PASS and found.self_test == record
     assert "fit to gate at 5 %" in found.cases[0].reason
-    monkeypatch.setattr(self_test, "run", lambda *args, **given: record.model_copy(update={"fit": False}))
-    assert self_test.check(settings).exit_code == 4
+    monkeypatch.setattr(suite, "compare_with_itself", lambda *args, **given: record.model_copy(update={"fit": False}))
+    assert suite.check_itself(settings).exit_code == 4

@@ -10,8 +10,7 @@ from torch import nn
 from optimize.datasets import open_datasets
 from optimize.errors import InputsUnknown, UsageError
 from optimize.load import ModelSource, untrusted
-from optimize.load.capturing import AS_USUAL, Capturing, capture_model
-from optimize.load.guessing import guess_inputs
+from optimize.load.capturing import AS_USUAL, Capturing, capture_model, guess_inputs
 from optimize.load.opening import capture_source
 from optimize.load.taking import take
 from optimize.recipe import parse

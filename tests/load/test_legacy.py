@@ -5,7 +5,7 @@ import io
 import torch
 from torch import nn
 
-from optimize.load import legacy
+from optimize.load.pickles import opcodes, without_container_records
 
 
 def old_file(value: object) -> io.BytesIO:
@@ -16,7 +16,7 @@ def old_file(value: object) -> io.BytesIO:
 
 
 def operators(data: bytes) -> list[str]:
-    return [op.name for which, (op, _, _) in legacy.opcodes(data) if which == 3]
+    return [op.name for which, (op, _, _) in opcodes(data) if which == 3]
 
 
 def test_records_are_cut_and_shared_texts_survive() -> None:
@@ -25,7 +25,7 @@ def test_records_are_cut_and_shared_texts_survive() -> None:
     model.add_module("module", inner)  # the text 'module' is in each record too, and pickle writes it once
     model.home = nn.Linear.__module__
     file = old_file(model)
-    rewritten = legacy.without_container_records(file).read()
+    rewritten = without_container_records(file).read()
     before, after = operators(file.getvalue()), operators(rewritten)
     assert before.count("BINPERSID") - after.count("BINPERSID") == 3  # Sequential, Linear, ReLU
     with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
@@ -36,9 +36,9 @@ def test_records_are_cut_and_shared_texts_survive() -> None:
 
 def test_file_without_records_is_left_alone() -> None:
     file = old_file({"a": torch.ones(3)})
-    assert legacy.without_container_records(file) is file and file.tell() == 0
+    assert without_container_records(file) is file and file.tell() == 0
 
 
 def test_what_is_no_pickle_is_left_alone() -> None:
-    assert legacy.without_container_records(io.BytesIO(b"\x80\x02garbage")).read() == b"\x80\x02garbage"
-    assert list(legacy.opcodes(b"not a pickle")) == []
+    assert without_container_records(io.BytesIO(b"\x80\x02garbage")).read() == b"\x80\x02garbage"
+    assert list(opcodes(b"not a pickle")) == []

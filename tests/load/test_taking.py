@@ -18,13 +18,11 @@ from models import REFERENCES
 from optimize import graph
 from optimize.errors import Refused, UsageError
 from optimize.frontend import capture
-from optimize.job import Job
+from optimize.job import Job, open_program
 from optimize.load import misfits, operators, stored
-from optimize.load.description import Malformed, read_argument, write_argument
+from optimize.load.description import Malformed, read_argument, read_tree, write_argument, write_tree
 from optimize.load.identify import Kind
 from optimize.load.taking import Capturing, take_over
-from optimize.load.trees import read_tree, write_tree
-from optimize.opening import open_program
 from optimize.program import Program
 from optimize.recipe import parse
 from tests import references

@@ -6,10 +6,9 @@ from torch import fx, nn
 
 import optimize
 from optimize import graph, ops
-from optimize.precision.weights import round_to_half
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
-from optimize.quantization.weights import give_back, restore
+from optimize.quantization.weights import give_back, restore, round_to_half
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -5,7 +5,7 @@ import pytest
 from torch import fx
 
 from optimize.graph import aten
-from optimize.precision.placement import assign
+from optimize.precision.lowering import assign
 
 
 def casts(nodes: list[fx.Node], halves: set[fx.Node]) -> int:

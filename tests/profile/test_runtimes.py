@@ -20,7 +20,7 @@ from optimize.registry import find_target, targets
 from optimize.targets.base import Probing
 from optimize.targets.openvino.probe import undisturbed
 from optimize.targets.probe import Run, TimedKernel, calls_of
-from optimize.targets.pt2.probe import claims_of
+from optimize.targets.pt2.coverage import claims_of
 from tests.profile.nets import LIMITS, attention, block, recurrent
 
 LAYERS = {"stem.0", "stem.1", "stem.2", "body", "add", "relu_1", "mean", "head"}

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import optimize
 from optimize.passes.base import IntegerPass
 from optimize.program import Program
-from optimize.quantization import tables
 from optimize.quantization.blocks import read_blocks
+from optimize.quantization.weights import round_tables
 
 ROWS, WIDTH = 2048, 96
 
@@ -55,7 +55,7 @@ def test_the_large_table_is_stored_in_a_quarter(step: IntegerPass, program: Prog
 @pytest.mark.parametrize("target", ["torchscript", "eager"])
 def test_a_target_without_such_a_kernel_stores_the_same_numbers(target: str, program: Program, tmp_path: Path) -> None:
     rounded = program.clone()
-    assert len(tables.round_tables(rounded, ())) == 1
+    assert len(round_tables(rounded, ())) == 1
     rounded.refresh()
     weight = rounded.graph_module.get_parameter("words.weight").data
     torch.testing.assert_close(read_blocks(weight, 8, 0).weight, weight, rtol=0, atol=0)
@@ -74,7 +74,7 @@ def test_a_table_that_two_calls_read_is_rounded_once_and_can_be_read_at_once() -
     torch.manual_seed(0)
     program = optimize.capture(TwiceReader().eval(), (tokens(),))
     before = program(tokens())
-    assert len(tables.round_tables(program, ())) == 2
+    assert len(round_tables(program, ())) == 2
     held = [name for name, _ in program.graph_module.named_parameters() if name.startswith("words")]
     assert len(held) == 1 and 0 < float((program(tokens()) - before).norm() / before.norm()) < 0.02
 
@@ -88,4 +88,4 @@ def test_what_the_user_keeps_stays_in_float(program: Program) -> None:
 
 def test_a_table_that_is_not_finite_stays_in_float(program: Program) -> None:
     program.graph_module.get_parameter("words.weight").data[3, 5] = torch.inf
-    assert tables.round_tables(program, ()) == []
+    assert round_tables(program, ()) == []

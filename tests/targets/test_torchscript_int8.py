@@ -16,9 +16,8 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.processor import Processor
-from optimize.targets.torchscript import dynamic
 from optimize.targets.torchscript.kernels import KERNELS
-from optimize.targets.torchscript.lowering import lower
+from optimize.targets.torchscript.lowering import lower, pack_dynamic
 from tests import references
 from tests.nets import sqnr_db
 from tests.targets.scripted import (
@@ -315,6 +314,6 @@ def test_dynamic_packing_refuses_what_is_not_float32() -> None:
     program = captured(lambda net, x: net.f(x.half()).float(), (8,), f=seeded(nn.Linear, 8, 8).half())
     plan, _ = QuantizeDynamic().apply(program)
     assert plan.quantization is not None
-    packed, left = dynamic.pack_dynamic(plan, plan.quantization)
+    packed, left = pack_dynamic(plan, plan.quantization)
     assert packed == {}
     assert left[0].reason == "its weight is torch.float16, not float32"

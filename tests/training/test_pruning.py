@@ -196,7 +196,7 @@ def test_recomputed_modules_keep_less(batches: Batches) -> None:
             return value
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-            from optimize.training.recomputing import recomputing
+            from optimize.training.loop import recomputing
 
             module = net()
             with recomputing(module, recompute):

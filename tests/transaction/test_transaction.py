@@ -15,7 +15,7 @@ import pytest
 from optimize import files, sealing
 from optimize.errors import Refused
 from optimize.report import POINTS
-from optimize.transaction import check, check_own, commit, doubles, note, staging, system
+from optimize.transaction import check, check_own, commit, doubles, staging, system
 from tests.transaction.steps import NAMES, check_belongings, fail, found, go, hidden, prepare, run, write
 
 ROOT = os.name == "posix" and os.geteuid() == 0
@@ -458,7 +458,7 @@ def test_a_hidden_folder_that_came_with_other_files_moves_and_removes_nothing(
     (hidden / "new").mkdir()
     said = {"mark": [1, 0], "made": made, "doubles": {}, "stale": [], "moving": dict.fromkeys(moving)}
     if is_sealed:
-        note.write(hidden, said)
+        commit.write_note(hidden, said)
     else:
         (hidden / "transaction.json").write_text(json.dumps({**said, "home": os.lstat(hidden).st_ino}))
     with staging(out) as folder:
@@ -484,7 +484,7 @@ def test_a_note_that_names_its_own_folder_loses_nothing(
     with monkeypatch.context() as patch:
         if secret != "the user's":
             patch.setattr(sealing, "_secret", lambda: bytes(32) if secret == "another's" else None)
-        note.write(hidden, said)
+        commit.write_note(hidden, said)
     if secret == "none":
         monkeypatch.setattr(sealing, "_secret", lambda: None)
     with staging(out) as folder:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from optimize.plan import Quantization
     from optimize.program import Program
+    from optimize.targets.base import FileValues
     from optimize.targets.probe import Probe
-    from optimize.targets.values import FileValues
 
 #: Where an ONNX file says which processors its integers were made for.
 _SAID = "optimize."
@@ -149,8 +149,7 @@ $feeds
             TargetUnavailable: The execution provider is not installed.
         """
         from optimize.precision.lowering import holds_half, lower_half
-        from optimize.targets.onnx_graph.export import save, to_onnx
-        from optimize.targets.onnx_graph.names import origins_in
+        from optimize.targets.onnx_graph.export import origins_in, save, to_onnx
         from optimize.targets.onnx_graph.quantize import note_weights
         from optimize.targets.packaging import describe, made_for
 
@@ -352,7 +351,6 @@ def place(
     Raises:
         Refused: No layer can run in INT8.
     """
-    from optimize.targets.onnx_graph.qcdq import write_qcdq
     from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization
@@ -364,23 +362,22 @@ def place(
             f"ONNX Runtime's {provider.title} provider has no {plan.precision} kernels.",
             hint="Use --to onnx-tensorrt, tensorrt or onnx for it.",
         )
-    if qcdq and plan.mode == "static":
-        placed = write_qcdq(model, value_names, plan)
-    else:
-        placed = _placed(program, model, value_names, policy)
+    placed = _placed(program, model, value_names, policy, qcdq=qcdq)
     require_layers(placed, policy.runtime)
     if plan.mode != "static":
         placed = replace(placed, left_float=(*placed.left_float, *planned_floats(program)))
     return placed
 
 
-def _placed(program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement) -> Coverage:
+def _placed(
+    program: Program, model: ir.Model, value_names: dict[str, str], policy: Placement, *, qcdq: bool
+) -> Coverage:
     from optimize.quantization.numerics import planned
     from optimize.targets.onnx.attention import fuse_attention
     from optimize.targets.onnx.dynamic import quantize_dynamic
     from optimize.targets.onnx.packing import pack_blocks, pack_weights
     from optimize.targets.onnx.static import quantize_static
-    from optimize.targets.onnx_graph.quantize import quantize_onnx
+    from optimize.targets.onnx_graph.quantize import quantize_onnx, write_qcdq
     from optimize.targets.onnx_graph.weight_only import quantize_weights
 
     plan = program.plan
@@ -388,6 +385,8 @@ def _placed(program: Program, model: ir.Model, value_names: dict[str, str], poli
         placed, stored = quantize_weights(model, program)
         pack_blocks(model, stored)
         return placed
+    if qcdq and plan.mode == "static":
+        return write_qcdq(model, value_names, plan)
     if policy.runtime != ONNX_RUNTIME.runtime:
         return quantize_onnx(model, value_names, plan, policy)
     if plan.mode == "dynamic":

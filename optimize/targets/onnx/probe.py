@@ -23,7 +23,7 @@ from optimize.targets.base import Probing
 from optimize.targets.onnx.coverage import is_integer
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
-from optimize.targets.onnx_graph.names import FileNames
+from optimize.targets.onnx_graph.export import FileNames
 from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, calls_of
 
 #: The profiler writes whole microseconds, rounded down.

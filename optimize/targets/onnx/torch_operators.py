@@ -18,9 +18,7 @@ from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
 from optimize.regular import shown
-from optimize.targets.onnx.untrusted.inference import inferred
-from optimize.targets.onnx.untrusted.sizes import axes, slices
-from optimize.targets.onnx.untrusted.statics import NodeView, Static
+from optimize.targets.onnx.untrusted.inference import NodeView, Static, axes, inferred, slices
 from optimize.targets.onnx.untrusted.survey import GROWING
 
 

@@ -26,13 +26,12 @@ import onnx
 import onnx_ir as ir
 
 from optimize.errors import Refused
-from optimize.targets.base import TensorSpec
+from optimize.targets.base import Basis, FileValues, Shared, TensorSpec
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import open_unfused, run_of
 from optimize.targets.onnx.untrusted.calls import graphs_of
 from optimize.targets.onnx_graph.nodes import constant, maker, name_of, operator_of, readers
 from optimize.targets.packaging import of_chance
-from optimize.targets.values import Basis, FileValues, Shared
 
 _ENDINGS = ("_DequantizeLinear_Output", "_dq", "_before", "_QuantizeLinear_Input")
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})

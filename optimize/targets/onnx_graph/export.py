@@ -1,4 +1,7 @@
-"""From a program to a float ONNX model whose values and layers are known by the program's names."""
+"""From a program to a float ONNX model whose values and layers are known by the program's names.
+
+So names in the file, and in what runtimes make of it, lead back to the calls of the program.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 import logging
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -32,7 +35,7 @@ from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.attention import transpose_keys, zero_unseen_rows
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
-from optimize.targets.probe import module_of
+from optimize.targets.probe import Calls, module_of
 from optimize.tracing import looked_up_once, shape_rules
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
@@ -50,6 +53,8 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 #: The exporter's table of an opset. It parses the source of each of its 500 functions anew for every export: half a
 #: second for the same table.
 _translations = functools.cache(ONNXRegistry.from_torchlib)
+#: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
+_ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
 
 
 def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[str, str]]:
@@ -395,3 +400,41 @@ def _same_value(source: fx.Node, node: fx.Node) -> list[fx.Node]:
     if node.target is not operator.getitem:
         return []
     return [user for user in source.users if user.target is operator.getitem and user.args[1] == node.args[1]]
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """The calls of a graph, and what a file calls them.
+
+    Attributes:
+        calls: The graph: of the program where there is one, else of the file.
+        origins: Call by the name of a node in the file, or of a value that it computes.
+    """
+
+    calls: Calls
+    origins: Mapping[str, str]
+
+    def claimed(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the calls that some names of a runtime stand for, endings dropped."""
+        found = (self.origins.get(name) for name in map(plain_name, names))
+        return tuple(dict.fromkeys(name for name in found if name))
+
+
+def plain_name(name: str) -> str:
+    """Return a name as the file has it.
+
+    >>> plain_name("conv_nchwc"), plain_name("conv_token_3")
+    ('conv', 'conv')
+    """
+    return _ENDINGS.sub("", name)
+
+
+def origins_in(model: ir.Model, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the call of the program that each node and value of its ONNX form is, by name, nodes before values.
+
+    Args:
+        model: As ``to_onnx`` returned it; OpenVINO's files keep its names.
+        values: What it returned beside it.
+    """
+    nodes = {str(node.name): node.metadata_props[ORIGIN] for node in model.graph if ORIGIN in node.metadata_props}
+    return {**{value: name for name, value in values.items()}, **nodes}

@@ -222,8 +222,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         Refused: It has a plan that OpenVINO has no form for, or no layer can run in INT8.
     """
     from optimize.precision.host import spare_cheaply
-    from optimize.targets.onnx_graph.export import to_onnx
-    from optimize.targets.onnx_graph.names import origins_in
+    from optimize.targets.onnx_graph.export import origins_in, to_onnx
     from optimize.targets.onnx_graph.quantize import quantize_onnx
     from optimize.targets.onnx_graph.weight_only import quantize_weights
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
@@ -234,8 +233,8 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         spell_hard_sigmoids,
         store_means,
         widen,
+        write_spectra,
     )
-    from optimize.targets.openvino.spectra import write_spectra
     from optimize.targets.packaging import planned_floats, require_layers
 
     plan = program.quantization

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from optimize.targets.base import Probing
-from optimize.targets.onnx_graph.names import FileNames
+from optimize.targets.onnx_graph.export import FileNames
 from optimize.targets.openvino.coverage import ExecutedNode, read_kernels
 from optimize.targets.openvino.runner import compile_file, core
 from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, calls_of

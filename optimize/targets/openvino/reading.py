@@ -17,9 +17,8 @@ import numpy as np
 from optimize import sandbox
 from optimize.errors import Refused
 from optimize.regular import find, require_beside, shown
-from optimize.targets.base import MOST_DIMENSIONS, NUMBERS, TensorSpec
+from optimize.targets.base import HINT, MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS, NUMBERS, TensorSpec
 from optimize.targets.openvino.description import Body, IrLayer, read_description
-from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
 #: Bits of an element; other types (text, and those packed in their own ways) are checked by OpenVINO alone.
 _BITS = {

@@ -140,7 +140,7 @@ def f(*arrays):
 
     def probe(self, asked: Probing) -> Probe:
         """Load a package, compiled under ``noting_kernels``, for torch's profiler."""
-        from optimize.targets.pt2.probe import PT2Probe
+        from optimize.targets.pt2.coverage import PT2Probe
 
         return PT2Probe(self.load(asked.artifact, threads=asked.threads), asked)
 

@@ -16,11 +16,10 @@ from optimize import sandbox
 from optimize.errors import Refused, TargetUnavailable
 from optimize.escaping import plain
 from optimize.regular import shown
-from optimize.targets.base import TensorSpec
+from optimize.targets.base import HINT, TensorSpec
 from optimize.targets.tensorrt import log
 from optimize.targets.tensorrt.driver import Device
 from optimize.targets.tensorrt.packages import TENSORRT, TENSORRT_RTX
-from optimize.targets.work import HINT
 
 _RTX_MAGIC = b"vtrt"
 #: The package that runs an engine with its version, the engine's inputs and its outputs.

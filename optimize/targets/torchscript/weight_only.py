@@ -13,8 +13,6 @@ file packed on AVX-512 would answer garbage on AVX2. So the file holds plain int
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -168,7 +166,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
         The module of each layer, and what stays in float, with the reason.
     """
     plan = program.plan
-    tables: dict[str, IntegerTable] = {}
+    tables: dict[str, tuple[Tensor, Tensor]] = {}
 
     def convert(node: fx.Node) -> nn.Module:
         source = graph.argument(node, "weight")
@@ -176,7 +174,7 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
         assert weight is not None
         path = str(source.target) if source.op == "get_attr" else node.name
         if path not in tables:
-            tables[path] = IntegerTable.of(weight, plan.bits_of(node.name), plan.group)
+            tables[path] = _table(weight, plan.bits_of(node.name), plan.group)
         return _module(program, node, weight, tables[path])
 
     nodes = graph.calls(program.graph, aten.linear.default, aten.embedding.default)
@@ -184,49 +182,41 @@ def pack_weights(program: Program) -> tuple[dict[fx.Node, nn.Module], tuple[Floa
     return modules, (*left, *planned_floats(program))
 
 
-@dataclass(frozen=True)
-class IntegerTable:
-    """A weight as the modules hold it.
+def _table(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Return a weight ``[rows, columns]`` that was rounded to blocks as the modules hold it.
 
-    Attributes:
-        integers: int8 ``[rows, columns]``, columns a multiple of 32; or uint8 ``[rows, columns / 2]`` with two levels
-            of 0 to 15 in each, rows a multiple of 16.
-        scales: float32 ``[rows, blocks]``.
+    Returns:
+        Integers, int8 ``[rows, columns]`` with columns a multiple of 32, or uint8 ``[rows, columns / 2]`` with two
+        levels of 0 to 15 in each and rows a multiple of 16; and their scales, ``[rows, blocks]``.
     """
-
-    integers: Tensor
-    scales: Tensor
-
-    @classmethod
-    def of(cls, weight: Tensor, bits: int, group: int) -> IntegerTable:
-        """Return the table of a weight ``[rows, columns]`` that was rounded to blocks."""
-        blocks = read_blocks(weight, bits, group)
-        if blocks.kernel_bits == 8:
-            integers = blocks.integers.flatten(1)
-            return cls(functional.pad(integers, [0, -integers.shape[1] % _COLUMNS]), blocks.short)
-        blocks = blocks.resized()
-        rows = [0, 0, 0, -weight.shape[0] % _ROWS]
-        return cls(functional.pad(blocks.stored().flatten(1), rows), functional.pad(blocks.short, rows))
+    blocks = read_blocks(weight, bits, group)
+    if blocks.kernel_bits == 8:
+        integers = blocks.integers.flatten(1)
+        return functional.pad(integers, [0, -integers.shape[1] % _COLUMNS]), blocks.short
+    blocks = blocks.resized()
+    rows = [0, 0, 0, -weight.shape[0] % _ROWS]
+    return functional.pad(blocks.stored().flatten(1), rows), functional.pad(blocks.short, rows)
 
 
-def _module(program: Program, node: fx.Node, weight: Tensor, table: IntegerTable) -> nn.Module:
+def _module(program: Program, node: fx.Node, weight: Tensor, table: tuple[Tensor, Tensor]) -> nn.Module:
     """Return the module of a layer.
 
     Raises:
         Refused: torch has no kernel for it, or one that is wrong here; the message is the reason, without a full stop.
     """
+    integers, scales = table
     if node.target is aten.embedding.default:
-        return IntegerEmbedding(table.integers, table.scales, weight.shape[1])
+        return IntegerEmbedding(integers, scales, weight.shape[1])
     given = graph.argument(node, "bias")
     bias = torch.zeros(weight.shape[0]) if given is None else graph.constant(program.graph_module, given)
     if bias is None:
         raise Refused("its bias is computed at run time")
-    if table.integers.dtype is torch.uint8:
-        module: nn.Module = Int4Linear(table.integers, table.scales, bias)
-    elif table.scales.shape[1] == 1:
-        module = Int8Linear(table.integers, table.scales[:, 0].float(), bias)
+    if integers.dtype is torch.uint8:
+        module: nn.Module = Int4Linear(integers, scales, bias)
+    elif scales.shape[1] == 1:
+        module = Int8Linear(integers, scales[:, 0].float(), bias)
     else:
-        module = BlockLinear(table.integers, table.scales, bias, weight.shape[1])
+        module = BlockLinear(integers, scales, bias, weight.shape[1])
     x = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0))
     want = functional.linear(x, weight)
     error = (module(x) - bias - want).double().square().sum()

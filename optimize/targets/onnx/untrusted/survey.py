@@ -13,11 +13,10 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from optimize.errors import Refused
 from optimize.regular import shown
+from optimize.targets.base import HINT, MOST_ELEMENTS, MOST_STEPS
 from optimize.targets.onnx.untrusted.calls import functions_of, key_of
-from optimize.targets.onnx.untrusted.inference import SMALL, attempt, inferred
-from optimize.targets.onnx.untrusted.statics import UNKNOWN, Attributes, NodeView, Static
+from optimize.targets.onnx.untrusted.inference import SMALL, UNKNOWN, Attributes, NodeView, Static, attempt, inferred
 from optimize.targets.onnx.untrusted.tensors import elements_of, stored_tensors
-from optimize.targets.work import HINT, MOST_ELEMENTS, MOST_STEPS
 
 #: What is computed from stored weights (transposed, cast, dequantized) may be this many times as large.
 _COPIES = 16
