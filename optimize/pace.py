@@ -22,6 +22,7 @@ from optimize.measure.remote import Remote
 from optimize.ops import layer_paths
 from optimize.passes import PruneChannels, ReduceDepth
 from optimize.passes.base import Pass
+from optimize.passes.prune_channels import GRANULE
 from optimize.pipeline import Pipeline, Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
@@ -111,13 +112,19 @@ class Pace:
         if wanted >= 1:
             return replace(cut, ratio=0.0), f"--latency {self.asked}: the uncut file takes {form.seconds(whole_s)}."
         known, most, tried = {self.program.stats().parameters: below}, cut.ratio, 0
-        share = min(most, 1 - wanted)
+        share, kept = min(most, 1 - wanted), cut
+        granule = GRANULE if isinstance(cut, PruneChannels) and cut.round_to is None else 1
         while above is None or (tried < _MOST_TRIALS and above.took < _NEAR * wanted):
             self.progress(f"cut for --latency {self.asked}, trial {tried + 1}", tried / _MOST_TRIALS)
+            count = len(known)
             trial = self._try(replace(cut, ratio=share), whole, folder / str(tried), known)
+            if granule > 1 and above is not None and len(known) == count:  # whole ones lie on either side of the time
+                granule //= 2
+                cut = replace(cut, round_to=granule)  # type: ignore[arg-type]
+                continue
             tried += 1
             if trial.took <= _ABOVE * wanted:
-                above = trial
+                above, kept = (trial, cut) if above is None or trial.took > above.took else (above, kept)
             elif share >= most or (above is None and tried >= _MOST_TRIALS):
                 raise Refused(
                     f"It is not reached by cutting. {self._told(cut, trial)}",
@@ -126,7 +133,7 @@ class Pace:
             else:
                 below = trial
             share = _between(below, above, _AIM * wanted) if above else _beyond(below, _AIM * wanted, most)
-        return replace(cut, ratio=round(above.share, 4)), self._told(cut, above)
+        return replace(kept, ratio=round(above.share, 4)), self._told(kept, above)
 
     def _try(self, cut: Cut, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
         """Time the file with a share cut; one of a known size is the file that was timed."""

@@ -101,6 +101,20 @@ def test_a_file_is_cut_to_the_time_that_is_asked(
     assert "of the uncut one's time." in told and ("layers' time" in told) == (of == "time")
 
 
+def test_where_granules_lie_on_either_side_of_a_time_they_are_halved(timed: list[float], tmp_path: Path) -> None:
+    """Eight channels of 32 are a fifth of this file, and the recipe says how many were taken at once."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 1024, 3, groups=1), nn.ReLU(), nn.Flatten()).eval()
+    wholes = optimize.PruneChannels(0.9, 8, of="params")
+    paced(net, "0.85x", tmp_path / "a", wholes)
+    assert timed[-1] < 0.8 * timed[0]
+    timed.clear()
+    report = paced(net, "0.85x", tmp_path / "b", optimize.PruneChannels(0.9, of="params"))
+    assert 0.96 * 0.85 * timed[0] <= _CALL_S + _BYTE_S * Path(report.rows[0].path).stat().st_size <= 0.87 * timed[0]
+    ((_, options),) = yaml.safe_load((tmp_path / "b/recipe.yaml").read_text())["passes"][0].items()
+    assert options["round_to"] in (4, 2, 1)
+
+
 def test_the_recipe_cuts_the_same_and_times_nothing(
     net: Net, timed: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

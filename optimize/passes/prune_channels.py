@@ -27,7 +27,7 @@ from optimize.registry import register_pass
 from optimize.wording import plural
 
 #: Channels that kernels of most runtimes take at once.
-_GRANULE = 8
+GRANULE = 8
 
 NOT_FINE_TUNED = (
     "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
@@ -253,7 +253,7 @@ class PruneChannels(Cutting):
         }
 
     def _multiple(self, group: Group) -> int:
-        usual = _GRANULE if self.of != "channels" and len(group.channels) >= 4 * _GRANULE else 1
+        usual = GRANULE if self.of != "channels" and len(group.channels) >= 4 * GRANULE else 1
         return self.round_to or usual
 
     def _why_none(self, group: Group) -> str:
