@@ -1,5 +1,6 @@
 """Layers of signs in OpenVINO: bits compared and counted, and the numbers are those of a float convolution of signs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +54,25 @@ class Chain(nn.Module):
         return self.last((value + self.blocks[2](value.relu())).mean((2, 3)))
 
 
-def untrained(net: nn.Module, seed: int = 0, **options: object) -> Program:
-    program = optimize.capture(net.eval(), (draw((3, 9, 9), 2, seed),))
-    step = optimize.QuantizeAware(lambda _: None, [draw((3, 9, 9), 8, 1)], **{"quantizer": "xnor", **options})  # type: ignore[arg-type]
+class Two(nn.Module):
+    """Two layers of signs, and between them what is made of the first one, of what that reads, and of a constant."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor, Tensor], Tensor], constant: Tensor) -> None:
+        super().__init__()
+        self.between = between
+        self.first, self.last = nn.Conv2d(3, 16, 1), nn.Linear(16, 5)
+        self.signs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.register_buffer("constant", constant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.first(x)
+        value = self.between(self.signs[0](read.relu()), read, self.constant)
+        return self.last(self.signs[1](value.relu()).mean((2, 3)))
+
+
+def untrained(net: nn.Module, seed: int = 0, size: int = 9, **options: object) -> Program:
+    program = optimize.capture(net.eval(), (draw((3, size, size), 2, seed),))
+    step = optimize.QuantizeAware(lambda _: None, [draw((3, size, size), 8, 1)], **{"quantizer": "xnor", **options})  # type: ignore[arg-type]
     return step.apply(program)[0]
 
 
@@ -107,6 +124,33 @@ def test_a_chain_answers_as_its_int8_file_does_in_an_eighth_of_the_bytes(quantiz
         np.testing.assert_array_equal(found, want)
     weights = sum(block[0].weight.numel() for block in Chain().blocks)  # type: ignore[index, operator]
     assert bits.path.with_suffix(".bin").stat().st_size < whole.path.with_suffix(".bin").stat().st_size - 0.8 * weights
+
+
+@pytest.mark.parametrize(
+    ("between", "constant"),
+    [
+        (lambda value, read, _: value + read, torch.zeros(1)),
+        (lambda value, read, constant: value + constant + read, draw((16, 1, 1), 1, 3)),
+        (lambda value, read, constant: (value + constant + read).relu() + read, draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, 1e-36 * draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((16, 9, 9), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((9,), 9, 3)),
+        (lambda value, *_: value, torch.zeros(1)),
+    ],
+    ids=["shortcut", "bias, shortcut", "two shortcuts", "bias", "tiny", "a pixel", "a place", "nothing"],
+)
+def test_whatever_stands_between_two_layers_the_answers_are_those_of_int8(
+    between: Callable[[Tensor, Tensor, Tensor], Tensor], constant: Tensor, tmp_path: Path
+) -> None:
+    """A sum with a shortcut is compared by itself, and a bias that is not one a channel with it."""
+    torch.manual_seed(0)
+    program = untrained(Two(between, constant))
+    bits = OpenVINO(batch=1).export(program, tmp_path / "bits.xml")
+    whole = optimize.export(program, "openvino", tmp_path / "bytes.xml")
+    assert coverage_of(bits).kernels[COUNTED] == 2
+    x = draw((3, 9, 9), 8, 7)
+    np.testing.assert_array_equal(answers(bits, x), answers(whole, x))
 
 
 @pytest.mark.parametrize(("channels", "quantizer"), [(12, "xnor"), (16, "twn")])
