@@ -153,6 +153,29 @@ def test_whatever_stands_between_two_layers_the_answers_are_those_of_int8(
     np.testing.assert_array_equal(answers(bits, x), answers(whole, x))
 
 
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (lambda value, _, constant: value + constant, "answers otherwise in bits"),
+        (lambda value, _, constant: functional.max_pool2d(value + constant[:, None, None], 2), "cannot compile them"),
+    ],
+    ids=["a bias along the width, as wide as there are channels", "pooling"],
+)
+def test_where_bits_answer_otherwise_or_are_not_compiled_the_file_is_in_int8(
+    between: Callable[[Tensor, Tensor, Tensor], Tensor], reason: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    program = untrained(Two(between, draw((), 16, 3)), size=16)
+    artifact = OpenVINO(batch=1).export(program, tmp_path / "net.xml")
+    assert COUNTED not in coverage_of(artifact).kernels
+    assert any(f"2 layers of signs are computed in INT8: OpenVINO {reason}" in note for note in artifact.notes)
+    assert not any("count bits" in note for note in artifact.notes)
+    whole = optimize.export(program, "openvino", tmp_path / "bytes.xml")
+    assert coverage_of(artifact).quantized == coverage_of(whole).quantized
+    x = draw((3, 16, 16), 4, 7)
+    np.testing.assert_array_equal(answers(artifact, x), answers(whole, x))
+
+
 @pytest.mark.parametrize(("channels", "quantizer"), [(12, "xnor"), (16, "twn")])
 def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_path: Path) -> None:
     """Channels that fill no bytes; weights that are zero, too."""
