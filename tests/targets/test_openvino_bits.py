@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.openvino import OpenVINO
@@ -186,6 +186,14 @@ def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_pat
     assert not any("signs" in note for note in artifact.notes)
 
 
-def test_a_file_takes_one_sample_or_any_number() -> None:
-    with pytest.raises(UsageError, match=r"openvino.batch=4: a file takes one sample \(1\) or any number \(0\)"):
-        OpenVINO(batch=4)
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_signs_of_what_is_not_finite_are_refused(number: float) -> None:
+    with pytest.raises(Refused, match=r"a value that is not finite at 'add' \(add\)"):
+        untrained(Two(lambda value, _, constant: value + constant, torch.tensor(number)))
+
+
+@pytest.mark.parametrize(("batch", "hint"), [(4, "\n--static-batch 4 fixes it for all files."), (-1, "")])
+def test_a_file_takes_one_sample_or_any_number(batch: int, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        OpenVINO(batch=batch)
+    assert str(refused.value) == f"openvino.batch={batch}: a file takes one sample (1) or any number (0).{hint}"

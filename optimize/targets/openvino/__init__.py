@@ -122,7 +122,7 @@ $feeds
         if self.hint not in hints:
             raise UsageError(f"openvino: there is no hint '{self.hint}'.", hint=nearest(self.hint, hints))
         if self.batch not in (0, 1):
-            hint = f"--static-batch {self.batch} fixes it for all files."
+            hint = f"--static-batch {self.batch} fixes it for all files." if self.batch > 0 else ""
             raise UsageError(f"openvino.batch={self.batch}: a file takes one sample (1) or any number (0).", hint=hint)
 
     def available(self) -> Availability:
