@@ -176,6 +176,14 @@ def test_where_bits_answer_otherwise_or_are_not_compiled_the_file_is_in_int8(
     np.testing.assert_array_equal(answers(artifact, x), answers(whole, x))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_signs_of_a_layer_of_signs_are_taken_in_its_kernel(bias: bool, tmp_path: Path) -> None:
+    layers = [nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, bias=bias), nn.ReLU(), nn.Conv2d(16, 16, 3)]
+    program = untrained(nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 25, 5)))
+    kernels = coverage_of(OpenVINO(batch=1).export(program, tmp_path / "net.xml")).kernels
+    assert (kernels[COUNTED], kernels["FakeQuantize@f32"]) == (2, 1)  # for the first of them alone
+
+
 @pytest.mark.parametrize(("channels", "quantizer"), [(12, "xnor"), (16, "twn")])
 def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_path: Path) -> None:
     """Channels that fill no bytes; weights that are zero, too."""

@@ -157,8 +157,9 @@ def _source(node: Any, place: int) -> Any:
 
 def _constant(node: Any) -> Any:
     """Return the numbers of a constant, also where it is converted, moved by nothing or reshaped; else None."""
+    shape = node.get_output_partial_shape(0)
     while node.get_type_name() in ("Convert", "Reshape", "Subtract"):
         if node.get_type_name() == "Subtract" and np.any(_constant(_source(node, 1)) != 0):
             return None
         node = _source(node, 0)
-    return node.get_data() if node.get_type_name() == "Constant" else None
+    return node.get_data().reshape(shape.to_shape()) if node.get_type_name() == "Constant" else None
