@@ -18,9 +18,8 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.distances import ratio_db
-from optimize.errors import Refused
 from optimize.program import Program
-from optimize.quantization.calibrate import Batches, observe
+from optimize.quantization.calibrate import Batches, not_finite, observe
 from optimize.quantization.calibrators import mse
 from optimize.quantization.grid import round_weight
 from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
@@ -267,10 +266,7 @@ def _extrema(program: Program, links: Sequence[Link], batches: Batches) -> Seen:
         if node in axes:
             rows = value.movedim(axes[node], 0).flatten(1)
             if not bool(rows.isfinite().all()):
-                raise Refused(
-                    f"Calibration met a value that is not finite at '{graph.origin(node)}' ({node.name}).",
-                    hint="Look for NaN or infinity in the calibration data, or for an overflow in the model.",
-                )
+                raise not_finite(node)
             if node not in seen:
                 unseen = torch.full((len(rows),), torch.inf, dtype=torch.float64)
                 seen[node] = ChannelExtrema(unseen, -unseen)

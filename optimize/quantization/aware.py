@@ -25,6 +25,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
+from optimize.quantization.calibrate import not_finite
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.quantization.quantizers import (
     QUANTIZERS,
@@ -381,14 +382,19 @@ def insert_signs(program: Program, layers: Collection[str]) -> frozenset[str]:
 
 
 def _centred(program: Program, signs: Collection[str]) -> dict[str, Range]:
-    """Return ranges with zero in the middle for what signs are taken of, and for what that moves."""
+    """Return ranges with zero in the middle for what signs are taken of, and for what that moves.
+
+    Raises:
+        Refused: One of them is not finite.
+    """
     found: dict[str, Range] = {}
     for sign in (node for node in program.graph.nodes if node.name in signs):
         moved = [graph.argument(sign, "condition").all_input_nodes[0]]
         while graph.is_call(moved[-1], *MOVES):
             moved.append(moved[-1].all_input_nodes[0])
         for value in moved:
-            known = program.plan.ranges[value.name]
+            if (known := program.plan.ranges.get(value.name)) is None:
+                raise not_finite(value)
             half = max(-known.low, known.high)
             found[value.name] = Range(SIGNS.low / SIGNS.high * half, half)
     return found

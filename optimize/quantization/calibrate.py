@@ -333,11 +333,16 @@ def _take_in(statistics: Statistics, node: fx.Node, value: torch.Tensor, axis: i
         is_inside = node.op != "placeholder" and all(user.op != "output" for user in node.users)
         if is_inside and not value.isnan().any():
             return False
-        raise Refused(
-            f"Calibration met a value that is not finite at '{graph.origin(node)}' ({node.name}).",
-            hint="Look for NaN or infinity in the calibration data and the weights, or for an overflow in the model.",
-        ) from error
+        raise not_finite(node) from error
     return True
+
+
+def not_finite(node: fx.Node) -> Refused:
+    """Return what refuses a value that is infinite or no number where it has to be rounded."""
+    return Refused(
+        f"Calibration met a value that is not finite at '{graph.origin(node)}' ({node.name}).",
+        hint="Look for NaN or infinity in the calibration data and the weights, or for an overflow in the model.",
+    )
 
 
 def _read_limits(node: fx.Node) -> tuple[float, float] | None:

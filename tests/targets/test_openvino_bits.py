@@ -1,5 +1,6 @@
 """Layers of signs in OpenVINO: bits compared and counted, and the numbers are those of a float convolution of signs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.openvino import OpenVINO
@@ -53,9 +54,25 @@ class Chain(nn.Module):
         return self.last((value + self.blocks[2](value.relu())).mean((2, 3)))
 
 
-def untrained(net: nn.Module, seed: int = 0, **options: object) -> Program:
-    program = optimize.capture(net.eval(), (draw((3, 9, 9), 2, seed),))
-    step = optimize.QuantizeAware(lambda _: None, [draw((3, 9, 9), 8, 1)], **{"quantizer": "xnor", **options})  # type: ignore[arg-type]
+class Two(nn.Module):
+    """Two layers of signs, and between them what is made of the first one, of what that reads, and of a constant."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor, Tensor], Tensor], constant: Tensor) -> None:
+        super().__init__()
+        self.between = between
+        self.first, self.last = nn.Conv2d(3, 16, 1), nn.Linear(16, 5)
+        self.signs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.register_buffer("constant", constant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.first(x)
+        value = self.between(self.signs[0](read.relu()), read, self.constant)
+        return self.last(self.signs[1](value.relu()).mean((2, 3)))
+
+
+def untrained(net: nn.Module, seed: int = 0, size: int = 9, **options: object) -> Program:
+    program = optimize.capture(net.eval(), (draw((3, size, size), 2, seed),))
+    step = optimize.QuantizeAware(lambda _: None, [draw((3, size, size), 8, 1)], **{"quantizer": "xnor", **options})  # type: ignore[arg-type]
     return step.apply(program)[0]
 
 
@@ -109,6 +126,64 @@ def test_a_chain_answers_as_its_int8_file_does_in_an_eighth_of_the_bytes(quantiz
     assert bits.path.with_suffix(".bin").stat().st_size < whole.path.with_suffix(".bin").stat().st_size - 0.8 * weights
 
 
+@pytest.mark.parametrize(
+    ("between", "constant"),
+    [
+        (lambda value, read, _: value + read, torch.zeros(1)),
+        (lambda value, read, constant: value + constant + read, draw((16, 1, 1), 1, 3)),
+        (lambda value, read, constant: (value + constant + read).relu() + read, draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, 1e-36 * draw((16, 1, 1), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((16, 9, 9), 1, 3)),
+        (lambda value, _, constant: value + constant, draw((9,), 9, 3)),
+        (lambda value, *_: value, torch.zeros(1)),
+    ],
+    ids=["shortcut", "bias, shortcut", "two shortcuts", "bias", "tiny", "a pixel", "a place", "nothing"],
+)
+def test_whatever_stands_between_two_layers_the_answers_are_those_of_int8(
+    between: Callable[[Tensor, Tensor, Tensor], Tensor], constant: Tensor, tmp_path: Path
+) -> None:
+    """A sum with a shortcut is compared by itself, and a bias that is not one a channel with it."""
+    torch.manual_seed(0)
+    program = untrained(Two(between, constant))
+    bits = OpenVINO(batch=1).export(program, tmp_path / "bits.xml")
+    whole = optimize.export(program, "openvino", tmp_path / "bytes.xml")
+    assert coverage_of(bits).kernels[COUNTED] == 2
+    x = draw((3, 9, 9), 8, 7)
+    np.testing.assert_array_equal(answers(bits, x), answers(whole, x))
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (lambda value, _, constant: value + constant, "answers otherwise in bits"),
+        (lambda value, _, constant: functional.max_pool2d(value + constant[:, None, None], 2), "cannot compile them"),
+    ],
+    ids=["a bias along the width, as wide as there are channels", "pooling"],
+)
+def test_where_bits_answer_otherwise_or_are_not_compiled_the_file_is_in_int8(
+    between: Callable[[Tensor, Tensor, Tensor], Tensor], reason: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    program = untrained(Two(between, draw((), 16, 3)), size=16)
+    artifact = OpenVINO(batch=1).export(program, tmp_path / "net.xml")
+    assert COUNTED not in coverage_of(artifact).kernels
+    assert any(f"2 layers of signs are computed in INT8: OpenVINO {reason}" in note for note in artifact.notes)
+    assert not any("count bits" in note for note in artifact.notes)
+    whole = optimize.export(program, "openvino", tmp_path / "bytes.xml")
+    assert coverage_of(artifact).quantized == coverage_of(whole).quantized
+    x = draw((3, 16, 16), 4, 7)
+    np.testing.assert_array_equal(answers(artifact, x), answers(whole, x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_signs_of_a_layer_of_signs_are_taken_in_its_kernel(bias: bool, tmp_path: Path) -> None:
+    layers = [nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, bias=bias), nn.ReLU(), nn.Conv2d(16, 16, 3)]
+    program = untrained(nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 25, 5)))
+    kernels = coverage_of(OpenVINO(batch=1).export(program, tmp_path / "net.xml")).kernels
+    assert (kernels[COUNTED], kernels["FakeQuantize@f32"]) == (2, 1)  # for the first of them alone
+
+
 @pytest.mark.parametrize(("channels", "quantizer"), [(12, "xnor"), (16, "twn")])
 def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_path: Path) -> None:
     """Channels that fill no bytes; weights that are zero, too."""
@@ -119,6 +194,14 @@ def test_what_bits_cannot_say_stays_bytes(channels: int, quantizer: str, tmp_pat
     assert not any("signs" in note for note in artifact.notes)
 
 
-def test_a_file_takes_one_sample_or_any_number() -> None:
-    with pytest.raises(UsageError, match=r"openvino.batch=4: a file takes one sample \(1\) or any number \(0\)"):
-        OpenVINO(batch=4)
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_signs_of_what_is_not_finite_are_refused(number: float) -> None:
+    with pytest.raises(Refused, match=r"a value that is not finite at 'add' \(add\)"):
+        untrained(Two(lambda value, _, constant: value + constant, torch.tensor(number)))
+
+
+@pytest.mark.parametrize(("batch", "hint"), [(4, "\n--static-batch 4 fixes it for all files."), (-1, "")])
+def test_a_file_takes_one_sample_or_any_number(batch: int, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        OpenVINO(batch=batch)
+    assert str(refused.value) == f"openvino.batch={batch}: a file takes one sample (1) or any number (0).{hint}"

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimize import processor
-from optimize.errors import OptimizeError, Refused, UsageError, nearest
+from optimize.errors import OptimizeError, Refused, UsageError, VerificationFailed, nearest
 from optimize.files import whole
 from optimize.registry import register_target
+from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 from optimize.targets.onnx_graph.policy import OPENVINO
 from optimize.targets.openvino.runner import INSTALL
 from optimize.targets.packaging import versions_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
 
     from optimize.program import Program
@@ -38,7 +40,10 @@ _ROUNDED = (
     "DYNAMIC_QUANTIZATION_GROUP_SIZE=0 for products of floats, which take two to three times as long."
 )
 _COUNTED = "{} layers of signs count bits: a weight of theirs is stored in one, and those of other layers in 8."
-_SIGNS = "{} layers of signs are computed in INT8: OpenVINO counts bits where all sizes are fixed (openvino.batch=1)."
+_SIGNS = "{} layers of signs are computed in INT8: OpenVINO {}."
+_FREE = "counts bits where all sizes are fixed (openvino.batch=1)"
+#: How far what bits give may be from what INT8 gives, of the largest value, by what floats are computed in.
+_LAST_BITS = {"f32": 1e-5, "bf16": 1e-2}
 _NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
 
 
@@ -117,7 +122,7 @@ $feeds
         if self.hint not in hints:
             raise UsageError(f"openvino: there is no hint '{self.hint}'.", hint=nearest(self.hint, hints))
         if self.batch not in (0, 1):
-            hint = f"--static-batch {self.batch} fixes it for all files."
+            hint = f"--static-batch {self.batch} fixes it for all files." if self.batch > 0 else ""
             raise UsageError(f"openvino.batch={self.batch}: a file takes one sample (1) or any number (0).", hint=hint)
 
     def available(self) -> Availability:
@@ -151,7 +156,8 @@ $feeds
         program = program.fixed(self.batch) if self.batch and program.batch is not None else program
         model, placed, origins = _lower(program)
         asked = _float_precision(program)
-        kernels, counted, waiting = _write(runtime, model, asked, self.files(path), made_for(self, program))
+        arrays = [to_array(tensor) for tensor in program.inputs]
+        kernels, counted, signs = _write(runtime, model, asked, self.files(path), made_for(self, program), arrays)
         plan = program.quantization
         alone = plan is not None and plan.mode == "weights"
         wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
@@ -161,7 +167,7 @@ $feeds
             program,
             path,
             coverage=None if placed is None else read_coverage(kernels, placed, _output_layers(model), weights=alone),
-            notes=(*told, *([_SIGNS.format(waiting)] if waiting else []), *_apart(program, asked, wide=wide)),
+            notes=(*told, *signs, *_apart(program, asked, wide=wide)),
             stored=_COUNTED.format(counted) if counted else "",
             settings=self._settings,
             origins=origins,
@@ -320,27 +326,56 @@ def _apart(program: Program, asked: str, *, wide: bool) -> list[str]:
 
 
 def _write(
-    runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...], cpu: str
-) -> tuple[list[ExecutedNode], int, int]:
-    """Write the IR, weights first, once OpenVINO has compiled it; return what it executes, how many layers count bits,
-    and how many could.
+    runtime: Any, model: ir.Model, precision: str, files: tuple[Path, ...], cpu: str, arrays: list[np.ndarray]
+) -> tuple[list[ExecutedNode], int, list[str]]:
+    """Write the IR, weights first, once OpenVINO has compiled it, in INT8 where bits do not answer the same arrays so;
+    return what it executes, how many layers count bits, and why others do not.
     """
     from optimize.targets.onnx_graph.export import save
     from optimize.targets.openvino.bits import count_bits
     from optimize.targets.openvino.coverage import read_kernels
     from optimize.targets.openvino.runner import compile_file, core, label, refusing
 
+    def compiled(model: Any, files: tuple[Path, ...]) -> tuple[Any, frozenset[str]]:
+        names = label(model, precision, cpu)
+        runtime.serialize(model, *files)
+        return compile_file(*files), names
+
     description, weights = files
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, whole(description) as written, whole(weights) as binary:
         onnx = Path(folder) / "model.onnx"
         save(model, onnx)
         with refusing("convert the model"):
             converted = core().read_model(onnx)
-    counted, waiting = count_bits(converted, runtime)
-    names = label(converted, precision, cpu)
-    with whole(description) as written, whole(weights) as binary:
+        bits = converted.clone()
+        counted, waiting = count_bits(bits, runtime)
+        signs = [_SIGNS.format(waiting, _FREE)] if waiting else []
+        if not counted:
+            return read_kernels(*compiled(converted, (written, binary))), 0, signs
+        in_bytes = compiled(converted, (onnx.with_suffix(".xml"), onnx.with_suffix(".bin")))
+        reason = "answers otherwise in bits"
+        try:
+            in_bits = compiled(bits, (written, binary))
+            if _alike(in_bytes[0], in_bits[0], arrays, precision):
+                return read_kernels(*in_bits), counted, signs
+        except Refused:
+            reason = "cannot compile them in bits"
         runtime.serialize(converted, written, binary)
-        return read_kernels(compile_file(written, binary), names), counted, waiting
+        return read_kernels(*in_bytes), 0, [*signs, _SIGNS.format(counted, reason)]
+
+
+def _alike(want: Any, found: Any, arrays: list[np.ndarray], precision: str) -> bool:
+    """Say whether two compiled models answer alike but for the last bits."""
+    from optimize.distances import output_error
+    from optimize.targets.openvino.runner import core, usable_precision
+
+    most = _LAST_BITS[usable_precision(core(), precision)]
+    answers = zip(want(arrays).values(), found(arrays).values(), strict=True)
+    try:
+        errors = [output_error(to_tensor(one), to_tensor(other)) for one, other in answers]
+    except VerificationFailed:  # one of them is not finite
+        return False
+    return all(error <= most * largest for error, largest in errors)
 
 
 def _output_layers(model: ir.Model) -> dict[str, str]:

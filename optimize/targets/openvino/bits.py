@@ -32,7 +32,7 @@ def count_bits(model: Any, runtime: Any) -> tuple[int, int]:
     """
     layers = [found for node in model.get_ordered_ops() if (found := _read(node)) is not None]
     fixed = [layer for layer in layers if layer.node.get_output_partial_shape(0).is_static]
-    writer = _Writer(runtime)
+    writer = _Writer(runtime, [runtime.opset13.constant(np.full((1, 1, 1, 1), bit, np.float32)) for bit in (0, 1)])
     for layer in fixed:
         writer.write(layer)
     if fixed:
@@ -49,12 +49,14 @@ class _Layer:
         condition: What its signs are chosen by, ``GreaterEqual(x, thresholds)``.
         weights: -1 and 1, int8 ``[O, I, H, W]``.
         scales: What a sum is multiplied by, float32 ``[O]``.
+        thresholds: From where on what it reads is 1, float32 ``[I]``.
     """
 
     node: Any
     condition: Any
     weights: np.ndarray
     scales: np.ndarray
+    thresholds: np.ndarray
 
 
 @dataclass
@@ -63,11 +65,13 @@ class _Writer:
 
     Attributes:
         runtime: The module ``openvino``.
+        answers: The constants 0 and 1, shared by comparisons that are no part of another kernel.
         bits: What a condition is as bits, by its name.
         sums: What a written layer gives before its scales, by the name of what replaced it.
     """
 
     runtime: Any
+    answers: list[Any]
     bits: dict[str, Any] = field(default_factory=dict)
     sums: dict[str, tuple[Any, _Layer]] = field(default_factory=dict)
 
@@ -89,23 +93,28 @@ class _Writer:
         self.sums[scaled.get_name()] = found, layer
 
     def _bits_of(self, layer: _Layer) -> Any:
-        """Return 1 where what a layer reads is at or above its threshold, else 0."""
-        value, thresholds = _source(layer.condition, 0), _constant(_source(layer.condition, 1))
-        assert thresholds is not None
+        """Return 1 where what a layer reads is at or above its threshold, else 0.
+
+        Where whole numbers are compared, the layer before does it. Elsewhere two readers of one constant keep the
+        comparison a kernel of its own: made in the layer before, a sum with a shortcut takes the shortcut for bits.
+        """
+        value, operators = _source(layer.condition, 0), self.runtime.opset13
         shape = (1, layer.weights.shape[1], 1, 1)
-        ends = np.broadcast_to(thresholds, shape)
-        ends = np.where(ends == 0, _BELOW_ZERO, np.nextafter(ends, np.float32(-np.inf)))
-        bias = _constant(_source(value, 1)) if value.get_type_name() == "Add" else None
-        before = self.sums.get(_source(value, 0).get_name()) if bias is not None else None
-        if before is not None and bias is not None:  # whole numbers: the first one that is past it decides
+        moved = value.get_type_name() == "Add" and _constant(_source(value, 1)) is not None
+        before = self.sums.get((_source(value, 0) if moved else value).get_name())
+        bias = _a_channel(_constant(_source(value, 1)), shape[1]) if moved else np.zeros(shape[1], np.float32)
+        if before is not None and bias is not None:  # the first whole number that is past it decides
             value, summed = before
             most = int(np.prod(summed.weights.shape[1:]))
             wholes = np.arange(-most, most + 2, dtype=np.float32)
-            past = summed.scales[:, None] * wholes + bias.reshape(-1, 1) > ends.reshape(-1, 1)
+            past = summed.scales[:, None] * wholes + bias[:, None] >= layer.thresholds[:, None]
             past[:, -1] = True
             ends = wholes[past.argmax(1)].reshape(shape) - np.float32(0.5)
-        operators = self.runtime.opset13
-        limits = [operators.constant(np.full(shape, end, np.float32)) for end in (ends, ends, 0, 1)]
+            limits = [operators.constant(np.full(shape, end, np.float32)) for end in (ends, ends, 0, 1)]
+        else:
+            ends = np.nextafter(layer.thresholds, np.float32(-np.inf))
+            ends = operators.constant(np.where(layer.thresholds == 0, _BELOW_ZERO, ends).reshape(shape))
+            limits = [ends, ends, *self.answers]
         return operators.fake_quantize(value, *limits, 2)
 
 
@@ -125,9 +134,21 @@ def _read(node: Any) -> _Layer | None:
         return None
     is_binary = weights.ndim == 4 and weights.shape[1] % 8 == 0 and bool(np.isin(weights, (-1, 1)).all())
     condition = _source(value, 0)
-    if not is_binary or _constant(_source(condition, 1)) is None or bool((scales <= 0).any()):
+    thresholds = _a_channel(_constant(_source(condition, 1)), weights.shape[1]) if is_binary else None
+    if thresholds is None or bool((scales <= 0).any()):
         return None
-    return _Layer(node, condition, weights, np.broadcast_to(scales.reshape(-1), weights.shape[:1]))
+    return _Layer(node, condition, weights, np.broadcast_to(scales.reshape(-1), weights.shape[:1]), thresholds)
+
+
+def _a_channel(numbers: Any, channels: int) -> Any:
+    """Return what goes to a map ``[N, C, H, W]`` as one number a channel, ``[C]``; None where it is not that.
+
+    >>> _a_channel(np.zeros((3, 1, 1)), 3), _a_channel(np.zeros(3), 3)
+    (array([0., 0., 0.]), None)
+    """
+    if numbers is None or (numbers.size > 1 and numbers.shape[-3:] != (channels, 1, 1)):
+        return None
+    return np.broadcast_to(numbers.reshape(-1), channels)
 
 
 def _source(node: Any, place: int) -> Any:
@@ -136,8 +157,9 @@ def _source(node: Any, place: int) -> Any:
 
 def _constant(node: Any) -> Any:
     """Return the numbers of a constant, also where it is converted, moved by nothing or reshaped; else None."""
+    shape = node.get_output_partial_shape(0)
     while node.get_type_name() in ("Convert", "Reshape", "Subtract"):
         if node.get_type_name() == "Subtract" and np.any(_constant(_source(node, 1)) != 0):
             return None
         node = _source(node, 0)
-    return node.get_data() if node.get_type_name() == "Constant" else None
+    return node.get_data().reshape(shape.to_shape()) if node.get_type_name() == "Constant" else None
