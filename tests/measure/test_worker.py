@@ -119,6 +119,39 @@ class Counting(torch.nn.Module):
         return x
 
 
+class Flagging(Counting):
+    """Counts where no number tells: in whether gradients are asked for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.requires_grad_(not self.count.requires_grad)
+        return x
+
+
+class Hiding(Counting):
+    """Counts in the storage beyond what its buffer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3)[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.as_strided([1], [1], 2).add_(1.0)
+        return x
+
+
+class Rounding(Counting):
+    """Counts in the scale of integers that stay 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.count.q_scale() + 1.0
+        self.count.copy_(torch.quantize_per_tensor(torch.zeros([2]), scale, 0, torch.qint8))
+        return x
+
+
 BLOCK: dict[str, Any] = {"do": "block", "scenario": "s", "streams": 1, "group": 1, "settle": False}
 
 
@@ -195,7 +228,7 @@ def test_the_last_answer_of_a_block_is_the_first_of_all(
         (Drawing, ("aten::dropout, aten::rand_like",), False),
         (Remembering, ("prim::SetAttr",), True),
         (Listing, ("prim::GetAttr",), True),
-        (Counting, (), True),
+        *((network, (), True) for network in (Counting, Flagging, Hiding, Rounding)),
     ],
 )
 def test_a_torchscript_file_that_remembers_is_no_faster_one(
