@@ -369,6 +369,15 @@ def test_an_answer_of_many_outputs_is_listed_once(tmp_path: Path, monkeypatch: p
         read_answer(tmp_path, "x.npz")
 
 
+def test_an_answer_far_larger_than_the_other_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of six kilobytes answered gigabytes, which were read before their shapes were looked at."""
+    monkeypatch.setattr("optimize.measure.worker._SMALL_BYTES", 0)
+    write_arrays(tmp_path / "x.npz", [np.ones(2**20)])
+    assert read_answer(tmp_path, "x.npz", 2**20)[0].sum() == 2**20
+    with pytest.raises(Refused, match="answers 8 MiB where the other file answers 262,144 numbers"):
+        read_answer(tmp_path, "x.npz", 2**18)
+
+
 def test_an_answer_is_not_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What looked at the list of members and what read it saw one file, which its writer held open."""
     from optimize.data import array_files
