@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from optimize import files, processor, texts
+from optimize import bounds, files, processor, texts
 from optimize.errors import Refused, UsageError
 from optimize.gate.limits import Case
 from optimize.gate.record import AccuracyRecord, CaseRecord, Record, TimeRecord
@@ -72,7 +72,7 @@ class Baseline(FrozenRecord):
     threads: int
     cpus: tuple[int, ...]
     batch: int
-    seed: int | None = 0
+    seed: Annotated[int, AfterValidator(bounds.SEED)] | None = 0
     median_s: float = Field(gt=0)
     cpu_median_s: float | None
     peak_memory_bytes: int | None

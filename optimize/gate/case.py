@@ -167,6 +167,7 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
     if gone is None:
         if found.agreement is not None and found.agreement.caution:
             state.warnings.append(f"The candidate {found.agreement.caution}")
+        state.warnings += filter(None, [findings.beside_labels(case, found)])
         state.samples = found.samples or None
         if told := findings.left_out(found.samples, state.given, is_cut=state.is_cut):
             state.warnings.append(f"Outputs were compared on {told}.")
@@ -308,8 +309,8 @@ def _warnings_before(case: Case, gone: Stored | None, machine: Environment) -> l
         found.append("Outputs are not judged: there are neither samples nor the base's file.")
     elif case.data is None and case.eval is None:
         found.append(
-            "Outputs were compared on noise, which judges no file that rounds: give samples (--data) or labelled ones "
-            "(--eval)."
+            "Outputs were compared on noise, which a file can tell from data and which judges none that rounds: give "
+            "samples (--data) or labelled ones (--eval)."
         )
     return found
 

@@ -41,6 +41,15 @@ def of_outputs(case: Case, found: Quality) -> list[FindingRecord]:
     return [withheld(one, f"where {doubt}") if doubt and one.metric == "outputs" else one for one in entries]
 
 
+def beside_labels(case: Case, found: Quality) -> str:
+    """Return which outputs are others than the base's where labels decide, as a sentence; they judge the first."""
+    if case.min_sqnr is not None or found.accuracy is None or found.agreement is None:
+        return ""
+    others = [*found.agreement.outputs.items()][1:]
+    named = ", ".join(f"'{name}' {form.decibels(level)}" for name, level in others if level < MIN_SQNR_DB)
+    return f"Labels may say nothing of outputs that are others than the base's: {named}." if named else ""
+
+
 def left_out(compared: int, given: int | None, *, is_cut: bool) -> str:
     """Return how many samples were compared of those that there are; empty where all were.
 

@@ -217,11 +217,15 @@ class Session:
         fields = {"streams": scenario.streams, "runs": runs, "group": group, "settle": settle, "steady": steady}
         return self.ask("block", scenario=scenario.name, **fields)
 
-    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def outputs(self, inputs: Sequence[np.ndarray], *, numbers: int | None = None) -> list[np.ndarray]:
         """Run one batch and return the flat outputs.
 
+        Args:
+            inputs: What it takes.
+            numbers: How many another file answers, where this one is to answer alike.
+
         Raises:
-            WorkerFailed: The artifact cannot run it.
+            WorkerFailed: The artifact cannot run it, or answers far more than that.
         """
         asked, answered = self._folder / "inputs.npz", self._own / "outputs.npz"
         write_arrays(asked, list(inputs))
@@ -229,7 +233,7 @@ class Session:
         self.ask("run", inputs=self._given(asked), outputs=self._wanted(answered))
         self._answered(answered)
         try:
-            return read_answer(self._own, answered.name)
+            return read_answer(self._own, answered.name, numbers)
         except Refused as error:
             raise self._fail(f"run: {error.what}") from error
 

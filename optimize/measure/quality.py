@@ -69,20 +69,21 @@ class _Judge:
     samples: int = 0
     seconds: float = 0.0
 
-    def outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def outputs(self, inputs: Sequence[np.ndarray], numbers: int | None = None) -> list[np.ndarray]:
         start = time.monotonic()
-        found = self._answers(self.subject.arranged(inputs) if self.subject else inputs)
+        found = self._answers(self.subject.arranged(inputs) if self.subject else inputs, numbers)
         self.seconds += time.monotonic() - start
         self.samples += len(inputs[0]) if inputs and inputs[0].ndim else 1
         self.digest = self.digest or digest(found)
         return found
 
-    def _answers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _answers(self, arrays: Sequence[np.ndarray], numbers: int | None) -> list[np.ndarray]:
         """Return a file's outputs, of one that takes one sample a call also for many."""
         count = len(arrays[0]) if arrays and arrays[0].ndim else 1
         if count == 1 or fixed_batch(self.session.artifact.inputs) != 1:
-            return self.session.outputs(arrays)
-        parts = (self.session.outputs([array[at : at + 1] for array in arrays]) for at in range(count))
+            return self.session.outputs(arrays, numbers=numbers)
+        each = ([array[at : at + 1] for array in arrays] for at in range(count))
+        parts = (self.session.outputs(one, numbers=numbers) for one in each)
         return [np.concatenate([np.atleast_1d(part) for part in found]) for found in zip(*parts, strict=True)]
 
     def update(
@@ -92,7 +93,7 @@ class _Judge:
         if self.failure is not None:
             return
         try:
-            found = self.outputs(inputs)
+            found = self.outputs(inputs, sum(array.size for array in expected.values()))
             places = places_of(specs, self.session.artifact.outputs)
             found = [found[place] for place in places] if len(places) == len(found) else found
             (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
@@ -171,7 +172,7 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
     """
     meter = AgreementMeter()
     with contextlib.suppress(VerificationFailed):
-        meter.update(before, session.outputs(inputs))
+        meter.update(before, session.outputs(inputs, numbers=sum(array.size for array in before)))
         found = meter.result()
         if found is None or found.sqnr_db >= _STEADY_DB:
             return

@@ -39,6 +39,8 @@ WARM_UP_KEPT = 50
 #: Many times those of any network, its inner values included.
 _MOST_OUTPUTS = 4096
 _READINGS = 200
+#: Bytes of an answer that are read whatever is wanted, and of a number of the largest type.
+_SMALL_BYTES, _NUMBER_BYTES = 64 << 20, 16
 #: Numbers of each output that are held against those of the first run, and how near they are to it at least, dB.
 _SAMPLED, _STEADY_DB = 1024, 20.0
 #: Why a file fails whose are not, or that leaves other inputs than it was given.
@@ -315,19 +317,22 @@ def read_arrays(path: Path) -> list[np.ndarray]:
         return [archive[f"arr_{index}"] for index in range(len(archive.files))]
 
 
-def read_answer(folder: Path, name: str) -> list[np.ndarray]:
+def read_answer(folder: Path, name: str, numbers: int | None = None) -> list[np.ndarray]:
     """Read the arrays that another process left in its folder, which it may have made something else of.
 
     Raises:
         Refused: They are not a regular file of arrays, each as large as it says, that leaves room for others; or they
-            are more than any file has outputs.
+            are more than any file has outputs, or larger than so many numbers are in any type.
     """
     from optimize.data.array_files import Members  # not in the worker, whose memory is measured
 
     most_bytes = free_bytes() // 4
     with left_in(folder, name, most_bytes=most_bytes) as file:
+        size = os.fstat(file.fileno()).st_size
+        if numbers is not None and size > max(_SMALL_BYTES, _NUMBER_BYTES * numbers):
+            raise Refused(f"It answers {size >> 20} MiB where the other file answers {numbers:,} numbers.")
         # Its writer is still there, and could change what was looked at until it is read.
-        arrays = Members(io.BytesIO(file.read(min(os.fstat(file.fileno()).st_size, most_bytes))), name)
+        arrays = Members(io.BytesIO(file.read(min(size, most_bytes))), name)
     if len(arrays) > _MOST_OUTPUTS:
         raise Refused(
             f"The process that ran the file left {len(arrays):,} outputs; a file has {_MOST_OUTPUTS:,} at most."

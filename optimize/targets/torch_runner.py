@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from optimize.targets.arrays import digest, to_array, to_tensor
+from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
 from optimize.targets.packaging import of_chance
 
@@ -42,12 +44,19 @@ class TorchRunner(Runner):
     def watch(self, by: Collection[str], tensors: Sequence[torch.Tensor], is_stateful: bool) -> None:
         """Note by what the module keeps a state, the tensors it may write into, and whether it does so elsewhere."""
         self.notes, self._is_stateful = of_chance(by), is_stateful
-        self._watched = [tensor for tensor in tensors if not tensor.is_quantized]
-        self._before = digest([to_array(tensor) for tensor in self._watched])
+        self._watched = [*tensors]
+        self._before = self._kept()
 
     def is_changed(self) -> bool:
         """Say whether the module is another one since it was loaded; it is read where it may write."""
-        return self._is_stateful or digest([to_array(tensor) for tensor in self._watched]) != self._before
+        return self._is_stateful or self._kept() != self._before
+
+    def _kept(self) -> bytes:
+        """Return a digest of what may be written into: whole storages, beyond what a view shows, scales and flags."""
+        if not self._watched:
+            return b""
+        torch.save(self._watched, buffer := io.BytesIO())
+        return hashlib.sha256(buffer.getbuffer()).digest()
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on flat arrays; return flat arrays."""

@@ -225,10 +225,11 @@ def test_numbers_taken_otherwise_are_refused(judged: Record, tmp_path: Path) -> 
     assert found.verdict is Verdict.NOT_COMPARABLE and "other batch, inputs" in found.reason
 
 
-def test_runs_of_no_time_are_no_baseline(judged: Record, tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", [{"median_s": 0.0}, {"seed": -1}, {"seed": 2**32}], ids=str)
+def test_numbers_that_nobody_stores_are_no_baseline(odd: dict[str, float], judged: Record, tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     baseline.save(judged, path)
-    found = against(edited(path, path="gone.onnx", median_s=0.0))
+    found = against(edited(path, path="gone.onnx", **odd))
     assert found.verdict is Verdict.NOT_COMPARABLE and "not a baseline" in found.reason
 
 

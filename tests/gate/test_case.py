@@ -11,16 +11,17 @@ import pytest
 from optimize import processor
 from optimize.errors import Refused
 from optimize.gate import case as cases
-from optimize.gate import suite, wording
+from optimize.gate import findings, suite, wording
 from optimize.gate.limits import Case, Growth, Settings
 from optimize.gate.record import CaseRecord
 from optimize.gate.verdict import Verdict
 from optimize.measure import environment
-from optimize.measure.accuracy import AccuracyMeter
+from optimize.measure.accuracy import Accuracy, AccuracyMeter
+from optimize.measure.agreement import Agreement
 from optimize.measure.feed import JUDGED_NOISE
 from optimize.measure.fleet import Fleet, WorkerFailed
 from optimize.measure.openers import Opening
-from optimize.measure.quality import Batch
+from optimize.measure.quality import Batch, Quality
 from optimize.measure.subjects import Subject
 from optimize.measure.worker import UNSTEADY
 from optimize.processor import described
@@ -83,6 +84,18 @@ def test_equal_answers_in_equal_time_pass(tmp_path: Path, models: Models, measur
     assert [finding.metric for finding in found.findings] == ["outputs", "time"]
     assert found.time and found.time.rounds == 30 and len(found.trace().rounds) == 30
     assert any("noise" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "level", "is_told"), [({}, 19.9, True), ({}, 20.0, False), ({"min_sqnr": 9}, 9, False)]
+)
+def test_outputs_that_no_label_may_speak_of_are_named(asked: dict[str, Any], level: float, is_told: bool) -> None:
+    """A file whose second output was the base's negated passed without a word of it: top-1 reads the first."""
+    agreement = Agreement(3.0, 1.0, None, outputs={"logits": 3.0, "embedding": level, "mask": 60.0})
+    found = Quality(agreement, Accuracy("top1", 0.9, 0.9, 1000))
+    told = "Labels may say nothing of outputs that are others than the base's: 'embedding' 19.9 dB."
+    assert findings.beside_labels(Case(base="a", candidate="b", eval="x.npz", **asked), found) == told * is_told
+    assert not findings.beside_labels(Case(base="a", candidate="b", **asked), replace(found, accuracy=None))
 
 
 def test_a_wrong_model_fails_before_anybody_looks_at_a_clock(

@@ -47,7 +47,7 @@ def test_outputs_go_by_their_names_where_both_files_have_the_same(
         for each in ("ab", names)
     ]
     sessions: list[Any] = [
-        SimpleNamespace(artifact=subject.artifact, failure=None, outputs=lambda _, found=found: list(found))
+        SimpleNamespace(artifact=subject.artifact, failure=None, outputs=lambda _, numbers, found=found: list(found))
         for subject, found in zip(subjects, ((X, 2 * X), answers), strict=True)
     ]
     _, quality = judge(sessions, [([X], None)])
@@ -111,7 +111,7 @@ def test_files_are_judged_on_an_emulated_processor_beside_this_one(make: Make) -
 def test_no_output_answers_otherwise_behind_the_others(again: list[np.ndarray]) -> None:
     """One that had another shape, or was not finite, ended the comparison behind outputs that were the same."""
     before, now = [np.ones((2, 3)), np.ones(4)], list(again)
-    session = cast(Session, SimpleNamespace(outputs=lambda inputs: now, place=1))
+    session = cast(Session, SimpleNamespace(outputs=lambda inputs, numbers: now, place=1))
     with pytest.raises(WorkerFailed, match=UNSTEADY):
         require_steady(session, [], before)
     now[:] = before

@@ -119,6 +119,39 @@ class Counting(torch.nn.Module):
         return x
 
 
+class Flagging(Counting):
+    """Counts where no number tells: in whether gradients are asked for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.requires_grad_(not self.count.requires_grad)
+        return x
+
+
+class Hiding(Counting):
+    """Counts in the storage beyond what its buffer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3)[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.as_strided([1], [1], 2).add_(1.0)
+        return x
+
+
+class Rounding(Counting):
+    """Counts in the scale of integers that stay 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.count.q_scale() + 1.0
+        self.count.copy_(torch.quantize_per_tensor(torch.zeros([2]), scale, 0, torch.qint8))
+        return x
+
+
 BLOCK: dict[str, Any] = {"do": "block", "scenario": "s", "streams": 1, "group": 1, "settle": False}
 
 
@@ -195,7 +228,7 @@ def test_the_last_answer_of_a_block_is_the_first_of_all(
         (Drawing, ("aten::dropout, aten::rand_like",), False),
         (Remembering, ("prim::SetAttr",), True),
         (Listing, ("prim::GetAttr",), True),
-        (Counting, (), True),
+        *((network, (), True) for network in (Counting, Flagging, Hiding, Rounding)),
     ],
 )
 def test_a_torchscript_file_that_remembers_is_no_faster_one(
@@ -334,6 +367,15 @@ def test_an_answer_of_many_outputs_is_listed_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("optimize.measure.worker._MOST_OUTPUTS", 59)
     with pytest.raises(Refused, match="left 60 outputs; a file has 59 at most"):
         read_answer(tmp_path, "x.npz")
+
+
+def test_an_answer_far_larger_than_the_other_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of six kilobytes answered gigabytes, which were read before their shapes were looked at."""
+    monkeypatch.setattr("optimize.measure.worker._SMALL_BYTES", 0)
+    write_arrays(tmp_path / "x.npz", [np.ones(2**20)])
+    assert read_answer(tmp_path, "x.npz", 2**20)[0].sum() == 2**20
+    with pytest.raises(Refused, match="answers 8 MiB where the other file answers 262,144 numbers"):
+        read_answer(tmp_path, "x.npz", 2**18)
 
 
 def test_an_answer_is_not_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

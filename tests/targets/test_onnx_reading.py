@@ -18,6 +18,7 @@ from optimize.measure.openers import Opening, open_side
 from optimize.measure.worker import Worker, write_arrays
 from optimize.targets.onnx.reading import files_of, read_checked
 from optimize.targets.onnx.runner import OnnxRunner
+from optimize.targets.onnx.values import notes_of
 from tests.targets.onnx_files import FLOAT, INT64, OPSETS, Y, added, constant, outside, refused, saved
 
 BAD_PLACES = {
@@ -253,6 +254,22 @@ def test_operators_that_draw_are_told_wherever_they_stand(tmp_path: Path) -> Non
     onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=8), path)
     (note,) = Opening(tmp_path).open(str(path)).artifact.notes
     assert "draws numbers, or keeps a state, by RandomUniform:" in note
+
+
+@pytest.mark.parametrize("stored", ["input", "initializer", "Constant"])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_dropping_in_training_draws(stored: str, is_on: bool, tmp_path: Path) -> None:
+    said, ratio = numpy_helper.from_array(np.array(is_on), "on"), numpy_helper.from_array(np.float32(0.5), "ratio")
+    taken = [helper.make_tensor_value_info("x", FLOAT, [2]), helper.make_tensor_value_info("on", TensorProto.BOOL, [])]
+    made = [helper.make_node("Constant", [], ["on"], value=said)] if stored == "Constant" else []
+    drop = helper.make_node("Dropout", ["x", "ratio", "on"], ["y"])
+    held = [ratio, said] if stored == "initializer" else [ratio]
+    given = taken if stored == "input" else taken[:1]
+    graph = helper.make_graph([*made, drop], "g", given, [helper.make_tensor_value_info("y", FLOAT, [2])], held)
+    notes = notes_of(helper.make_model(graph, opset_imports=OPSETS))
+    assert [note.split(":")[0] for note in notes] == [
+        "It draws numbers, or keeps a state, by Dropout" for _ in range(stored == "input" or is_on)
+    ]
 
 
 def test_texts_are_not_compared(tmp_path: Path) -> None:

@@ -228,6 +228,23 @@ def test_constants_that_grow_to_gigabytes(nodes: Any, constants: Any, tmp_path: 
     read_checked(path, trust=True)
 
 
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("sizes", ["stored", "computed"])
+def test_products_of_integers_sum_over_something(domain: str, sizes: str, tmp_path: Path) -> None:
+    """With nothing to sum over their answer is what the run before has left: a file kept its answers there."""
+    operator = "DynamicQuantizeMatMul" if domain else "MatMulInteger"
+    zero, some = constant("zero", [0]), constant("some", np.zeros((4, 2)), np.uint8)
+    cut = [node("Slice", "some zero zero", "none")]
+    held = [constant("none", np.zeros((0, 2)), np.uint8)] if sizes == "stored" else [zero, some]
+    made = helper.make_node(operator, ["x", "none", *["scale"] * bool(domain)], ["p"], domain=domain)
+    nodes = [*cut * (sizes == "computed"), made, helper.make_node("Relu", ["x"], ["y"])]
+    path = saved(tmp_path / "m.onnx", nodes, held)
+    refused(path, "multiplies nothing in 'p': its answer is what lay in memory")
+    for named in (made.input, nodes[0].input):  # the same product of some weights
+        named[:] = ["some" if name == "none" else name for name in named]
+    read_checked(saved(path, nodes, [zero, some]))
+
+
 SIDES = {"a": (1024, 1, 1), "b": (1, 1024, 1), "c": (1, 1, 64), "d": (1, 1, 0)}
 
 

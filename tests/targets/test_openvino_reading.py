@@ -207,6 +207,20 @@ def test_layers_that_keep_a_state_are_told(tmp_path: Path) -> None:
     assert "keeps a state, by Assign, ReadValue:" in note
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_products_sum_over_something(kind: type, tmp_path: Path) -> None:
+    """With nothing to sum over the answer is what the run before has left in memory."""
+    op, path = ov.opset13, tmp_path / "m.xml"
+    for rows in (4, 0):
+        x, table = op.parameter([1, rows], np.float32, name="x"), op.constant(np.zeros((rows, 3), kind))
+        product = op.matmul(x, op.convert(table, "f32"), False, False)
+        ov.save_model(ov.Model([op.result(product)], [x], "net"), path, compress_to_fp16=False)
+        path.write_text(path.read_text().replace(' size="1"', ' size="0"'))  # OpenVINO stores a byte of none
+        if rows:
+            check_ir(path)
+    refused(path, "multiplies nothing in 'MatMul_[0-9]+': its answer is what lay in memory")
+
+
 FORGED = {
     "none": None, "text": "abc", "pairs": [["x", [1]]], "no name": [[1, [1], "int8"]], "sizes": [["x", 4, "float32"]],
     "negative": [["x", [-1], "float32"]], "truth": [["x", [True], "float32"]], "large": [["x", [2**63], "float32"]],

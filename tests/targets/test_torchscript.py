@@ -16,6 +16,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.scripting import compile_graph, compile_program
+from optimize.targets.torchscript import _of_chance
 from tests import references
 from tests.targets.scripted import TARGET, captured, draw, seeded
 
@@ -161,3 +162,68 @@ def test_half_precision_is_saved_as_it_comes(step: Any, name: str, tmp_path: Pat
     assert artifact.precision == program.precision == name
     x = REFERENCES["resnet"].inputs(5)
     torch.testing.assert_close(artifact.load()(x), program(x), rtol=0, atol=0)
+
+
+def reads(x: Tensor) -> Tensor:
+    return x + torch.empty(list(x.shape))
+
+
+def reads_a_row(x: Tensor) -> Tensor:
+    known = torch.empty([8, x.size(0)])
+    answer = x.tanh() if bool((known[1:] == x).all()) else x.relu()
+    known.copy_(answer)
+    return answer
+
+
+def reads_what_grew(x: Tensor) -> Tensor:
+    known = torch.zeros(0)
+    known.resize_(x.shape)
+    return known + x
+
+
+def reads_what_is_spread(x: Tensor) -> Tensor:
+    return x + torch.empty_strided([4], [0])
+
+
+def fills_a_row(x: Tensor) -> Tensor:
+    known = torch.empty_like(x)
+    known[0] = x[0]
+    return known + x
+
+
+def gives(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def fills(x: Tensor) -> Tensor:
+    made, ones = torch.empty_like(x), torch.empty(x.size(0)).fill_(1.0)
+    return torch.tanh(x, out=made).to(made.dtype) + ones
+
+
+def cats(x: Tensor) -> Tensor:
+    return torch.cat([torch.empty(0), x])
+
+
+@pytest.mark.parametrize(
+    ("function", "named", "is_stateful"),
+    [
+        (reads, {"aten::empty"}, True),
+        (reads_a_row, {"aten::empty"}, True),
+        (reads_what_grew, {"aten::resize_"}, True),
+        (reads_what_is_spread, {"aten::empty_strided"}, True),
+        (fills_a_row, {"aten::empty_like"}, False),
+        (gives, {"aten::new_empty"}, False),
+        (fills, set(), False),
+        (cats, set(), False),
+    ],
+)
+def test_memory_that_nobody_cleared_is_a_state(
+    function: Callable[[Tensor], Tensor], named: set[str], is_stateful: bool
+) -> None:
+    """It holds what the run before has left there: a file found its last answers, and was the faster one."""
+
+    class Network(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    assert _of_chance(torch.jit.script(Network().eval())) == (named, [], is_stateful)

@@ -159,12 +159,27 @@ def outputs_of(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 def notes_of(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return what is to be told of a file's operators, those of its functions and inner graphs included."""
-    found, waiting = set[str](), [model.graph.node, *(function.node for function in model.functions)]
+    found, waiting = set[str](), [model.graph, *model.functions]
     while waiting:
-        for node in waiting.pop():
-            found |= {node.op_type} & _OF_CHANCE
-            waiting += [graph.node for graph in graphs_of(node)]
+        part = waiting.pop()
+        inert = {"", *_falses(part)}
+        for node in part.node:
+            is_on = node.op_type == "Dropout" and any(name not in inert for name in node.input[2:])  # in training
+            found |= {node.op_type} if is_on or node.op_type in _OF_CHANCE else set()
+            waiting += graphs_of(node)
     return of_chance(found)
+
+
+def _falses(part: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:
+    """Yield the names of the constants of a graph or function that are False."""
+    stored = [(tensor.name, tensor) for tensor in part.initializer] if isinstance(part, onnx.GraphProto) else []
+    for node in part.node:
+        if node.op_type == "Constant":
+            stored += [(name, entry.t) for name in node.output for entry in node.attribute if entry.name == "value"]
+    for name, tensor in stored:
+        is_zero = tensor.raw_data == b"\0" if tensor.HasField("raw_data") else [*tensor.int32_data] == [0]
+        if tensor.data_type == onnx.TensorProto.BOOL and is_zero and not tensor.external_data:
+            yield name
 
 
 def precision_of(model: onnx.ModelProto) -> str:

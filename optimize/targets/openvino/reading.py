@@ -45,8 +45,8 @@ def check_ir(path: Path, *, trust: bool = False) -> Body:
 
     Raises:
         Refused: A file is no regular one, the ``.bin`` is a link out of the folder, the description is no XML of
-            OpenVINO, a constant is not in the ``.bin`` or has another size than its shape says, a loop has no bound, or
-            a value of a stated size is too large.
+            OpenVINO, a constant is not in the ``.bin`` or has another size than its shape says, a loop has no bound,
+            a value of a stated size is too large, or a constant without elements is multiplied.
     """
     net, weights = read_description(path), path.with_suffix(".bin")
     size = None if find(weights) is None else require_beside(weights, path)
@@ -138,6 +138,7 @@ class _Check:
                 self._check_constant(layer)
             elif not self._trust:
                 self._check_growth(body, layer)
+                self._check_factors(body, layer)
             inside = times * self._trips(body, layer)
             for part in layer.bodies:
                 self.body(part, inside)
@@ -190,6 +191,17 @@ class _Check:
         if elements > MOST_ELEMENTS:
             raise self._too_much(
                 f"the layer '{shown(layer.name)}' makes {elements} elements; {MOST_ELEMENTS} are allowed"
+            )
+
+    def _check_factors(self, body: Body, layer: IrLayer) -> None:
+        """Refuse a product with nothing to sum over: OpenVINO leaves its output as memory was."""
+        factors = (
+            [self._origin(body, body.source(layer, place)) for place in range(2)] if layer.kind == "MatMul" else []
+        )
+        if any(factor is not None and factor.kind == "Const" and 0 in self._shape(factor) for factor in factors):
+            raise Refused(
+                f"'{shown(self._path)}' multiplies nothing in '{shown(layer.name)}': its answer is what lay in memory.",
+                hint=HINT,
             )
 
     def _numbers(self, body: Body, layer: IrLayer, place: int) -> list[Any] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,13 @@ _WIDENED = (
 _HIDING, _INERT = (
     ("prim::CallMethod", "prim::CallFunction", "prim::fork"),
     ("train", "training", "dropout", "dropout_p"),
+)
+#: What gives memory as it was left, what fills all of a tensor, and what asks of what kind one is but reads no number.
+_UNCLEARED = re.compile(r"aten::(\w*empty\w*|resize_\w*)")
+_FILLING = re.compile(r"aten::(copy|fill|zero|normal|log_normal|uniform|exponential|bernoulli|random|geometric)_")
+_DESCRIBING = re.compile(
+    r"prim::(dtype|device|layout|shape|is_\w+|itemsize|nbytes|requires_grad)|aten::(\w+_like|new_(empty|full|ones|zeros)|"
+    "size|dim|numel|len|stride|device|element_size|is_(complex|contiguous|floating_point))"
 )
 
 
@@ -124,27 +133,30 @@ def _of_chance(module: torch.jit.ScriptModule) -> tuple[set[str], list[torch.Ten
     """Return by what a file draws numbers or keeps a state, its tensors that may be written into, and if it sets more.
 
     What hangs on its own settings, such as what it does in training, is decided before; a tensor may be written into
-    where nothing tells it from what is.
+    where nothing tells it from what is. Memory that nobody cleared is what the run before has left: a state where it
+    is read first, a doubt where a part of it is filled, for who fills one part mostly fills the others.
     """
     import torch
 
+    # Freezing takes memory of a size that is its own for a constant: it is looked for before.
+    uncleared = [node for node in _nodes(module.inlined_graph) if _is_uncleared(node)]
+    uses = [(node.kind(), _first_use(node, node.output())) for node in uncleared]
+    found = {kind for kind, use in uses if use != "fills"}
+    written, is_stateful = list[torch.Tensor](), any(use == "reads" for _, use in uses)
     with suppress(RuntimeError):  # what cannot be frozen is read as it is
         module = torch.jit._recursive.wrap_cpp_module(torch._C._freeze_module(module._c, [], True, True))
     graph: Any = module.inlined_graph
-    found, written, is_stateful = set[str](), list[torch.Tensor](), False
-    aliases, waiting = graph.alias_db(), [graph]
-    while waiting:
-        for node in waiting.pop().nodes():
-            waiting += node.blocks()
-            kind, sets = node.kind(), node.kind() == "prim::SetAttr"
-            if kind in ("prim::GetAttr", "prim::Constant") and aliases.has_writers(node.output()):
-                value = _held(module, node)
-                sets = not isinstance(value, torch.Tensor)
-                written += [] if sets else [value]
-            elif sets:
-                sets = next(node.inputs()).node().kind() != "prim::CreateObject"
-            found |= {kind} if sets or kind in _HIDING or _draws(node) else set()
-            is_stateful |= sets
+    aliases = graph.alias_db()
+    for node in _nodes(graph):
+        kind, sets = node.kind(), node.kind() == "prim::SetAttr"
+        if kind in ("prim::GetAttr", "prim::Constant") and aliases.has_writers(node.output()):
+            value = _held(module, node)
+            sets = not isinstance(value, torch.Tensor)
+            written += [] if sets else [value]
+        elif sets:
+            sets = next(node.inputs()).node().kind() != "prim::CreateObject"
+        found |= {kind} if sets or kind in _HIDING or _draws(node) else set()
+        is_stateful |= sets
     return found, written, is_stateful
 
 
@@ -153,6 +165,46 @@ def _held(module: torch.jit.ScriptModule, node: torch._C.Node) -> Any:
     if node.kind() != "prim::GetAttr":
         return node.output().toIValue() if node.kind() == "prim::Constant" else module
     return getattr(_held(module, next(node.inputs()).node()), node.s("name"), None)
+
+
+def _nodes(block: Any) -> Iterator[torch._C.Node]:
+    """Yield the nodes of a graph or block in order, with those of the blocks inside."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _is_uncleared(node: torch._C.Node) -> bool:
+    """Say whether a node gives memory as it was left; none does that is given a constant size of 0."""
+    if not _UNCLEARED.fullmatch(node.kind()):
+        return False
+    lists = (value.node() for value in node.inputs() if value.node().kind() == "prim::ListConstruct")
+    sizes = next(lists, None)  # strides follow them
+    return sizes is None or all(size.toIValue() != 0 for size in sizes.inputs())
+
+
+def _first_use(node: torch._C.Node, value: torch._C.Value) -> str:
+    """Return what is done first with a tensor that a node gives: ``fills`` all of it, ``reads`` it, or ``else``."""
+    import torch
+
+    values = [value, *[next(node.inputs())][: "resize" in node.kind()]]
+    uses = [use for one in values for use in one.uses() if use.user.isAfter(node)]
+    uses = [use for use in uses if not _DESCRIBING.fullmatch(use.user.kind())]
+    if not uses:
+        return "fills"
+    first = functools.reduce(lambda one, other: other if other.user.isBefore(one.user) else one, uses)
+    user, kind = first.user, first.user.kind()
+    if not kind.startswith("aten::"):
+        return "else"
+    schema = torch._C.parse_schema(user.schema())
+    arguments = [argument for argument, given in zip(schema.arguments, user.inputs(), strict=True) if given in values]
+    alias = arguments[0].alias_info
+    if len(arguments) > 1 or alias is None:
+        return "reads"
+    if alias.is_write:
+        return "fills" if _FILLING.fullmatch(kind) or arguments[0].name == "out" else "else"
+    return "reads" if user.outputsSize() == 1 and _first_use(user, user.output()) == "reads" else "else"
 
 
 def _draws(node: torch._C.Node) -> bool:
