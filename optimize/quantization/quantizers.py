@@ -46,11 +46,13 @@ class _Rounding(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ratio, integers = ctx.saved_tensors
         inside, moves = aten.hardtanh_backward(gradient, ratio, *ctx.ends), None
-        if ctx.needs_input_grad[1] and ctx.step.numel() == 1:  # as two products: a fourth of the time
+        if ctx.needs_input_grad[1] and ctx.step.numel() == 1 and gradient.dtype.itemsize > 2:
+            # As two products, a fourth of the time; in halves their difference would be lost.
             moves = torch.sub(*(a.flatten() @ b.flatten() for a, b in ((gradient, integers), (inside, ratio))))
             moves = moves.reshape(ctx.step.shape)
         elif ctx.needs_input_grad[1]:
-            moves = (gradient * integers - inside * ratio).sum_to_size(ctx.step.shape)
+            is_inside = (ratio - integers).abs() <= 0.5
+            moves = (gradient * torch.where(is_inside, integers - ratio, integers)).sum_to_size(ctx.step.shape)
         return inside, moves, None, None
 
 

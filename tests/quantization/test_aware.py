@@ -64,6 +64,17 @@ class TestRounding:
             quotient = (surrogate(step.detach() + moved) - surrogate(step.detach() - moved)) / 2e-6
             assert float(gradient[index]) == pytest.approx(float(quotient), rel=1e-6)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_a_steps_gradient_is_no_difference_of_rounded_sums(self, dtype: torch.dtype) -> None:
+        """Of 255 levels and gradients of one sign, the parts are thousands of times what is between them."""
+        value = (torch.rand(20_000) * 100 + 100).to(dtype)
+        found, wanted = (
+            torch.autograd.grad(fake_quantize(value.to(kind), step, 0, 255).sum(), step)[0]
+            for kind in (dtype, torch.float64)
+            for step in [torch.ones((), dtype=kind, requires_grad=True)]
+        )
+        assert abs(float(found) - float(wanted)) <= 5
+
     def test_a_values_gradient_passes_inside_the_grid_and_stops_beyond_it(self) -> None:
         value = torch.tensor([-2.0, -1.6, -0.2, 0.3, 1.2, 1.9], requires_grad=True)
         fake_quantize(value, torch.tensor(0.5), -3, 3).sum().backward()
