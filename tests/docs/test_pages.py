@@ -47,3 +47,14 @@ def test_every_target_has_a_page() -> None:
     folder = PAGES / "howto" / "targets"
     text = "\n".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md") if page.name != "index.md")
     assert not [name for name in registry.targets() if not re.search(rf"`(--to )?{name}`", text)]
+
+
+def test_every_file_of_the_package_that_is_named_is_there() -> None:
+    package = PAGES.parent / "optimize"
+    rooms = "|".join(sorted(path.name for path in package.iterdir() if path.is_dir()))
+    pages = [*written_pages(), *PAGES.parent.glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = {*re.findall(rf"`(?:optimize/)?((?:{rooms})/[a-z0-9_/]+\.py)`", text)}
+    examples = {"passes/drop_identity_scale.py"}  # what CONTRIBUTING.md shows how to write
+    assert len(named) > 20
+    assert not [path for path in named - examples if not (package / path).is_file()]
