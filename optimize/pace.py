@@ -94,7 +94,7 @@ class Pace:
                 hint="Run it where it does, or say how much goes: --prune macs=0.5.",
             )
         with tempfile.TemporaryDirectory(prefix="optimize-") as name:
-            variants = self._variants()
+            variants = self._variants(self.program)
             plain, last = variants[0], variants[-1]
             whole = self._written(last, Path(name) / "whole")
             float_file = whole if last is plain else self._written(plain, Path(name) / "float")
@@ -137,9 +137,10 @@ class Pace:
 
     def _try(self, cut: Cut, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
         """Time the file with a share cut; one of a known size is the file that was timed."""
-        last = self._variants(replace(cut, ratio=round(cut.ratio, 4)))[-1]
-        size = last.program.stats().parameters
+        thin = Pipeline([replace(cut, ratio=round(cut.ratio, 4))]).run(self.program).program
+        size = thin.stats().parameters
         if size not in known:
+            last = self._variants(thin)[-1]
             with Fleet([whole, self._written(last, folder)], threads=self.threads, remote=self.remote) as fleet:
                 timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
             if timing.latency is None or timing.speedup is None:
@@ -163,9 +164,9 @@ class Pace:
         paths = layer_paths(last[0].graph)
         return replace(cut, times={paths[name]: float(f"{time.int8_s:.3g}") for name, time in times.items()})
 
-    def _variants(self, *cut: Cut) -> Sequence[Variant]:
-        """Return what the passes make of the program, the file's variant last."""
-        return transform(self.program, [*cut, *self.rest], [self.target.name])
+    def _variants(self, program: Program) -> Sequence[Variant]:
+        """Return what the passes that follow make of a program, the file's variant last."""
+        return transform(program, self.rest, [self.target.name])
 
     def _written(self, variant: Variant, folder: Path) -> Artifact:
         folder.mkdir()

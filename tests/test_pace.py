@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import optimize
-from optimize import bounds, pace
+from optimize import bounds, pace, pipeline
 from optimize.cli.run import run
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.measure.latency import Latency, MeasureResult, Timing
@@ -101,7 +101,9 @@ def test_a_file_is_cut_to_the_time_that_is_asked(
     assert "of the uncut one's time." in told and ("layers' time" in told) == (of == "time")
 
 
-def test_where_granules_lie_on_either_side_of_a_time_they_are_halved(timed: list[float], tmp_path: Path) -> None:
+def test_where_granules_lie_on_either_side_of_a_time_they_are_halved(
+    timed: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight channels of 32 are a fifth of this file, and the recipe says how many were taken at once."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 1024, 3, groups=1), nn.ReLU(), nn.Flatten()).eval()
@@ -109,7 +111,10 @@ def test_where_granules_lie_on_either_side_of_a_time_they_are_halved(timed: list
     paced(net, "0.85x", tmp_path / "a", wholes)
     assert timed[-1] < 0.8 * timed[0]
     timed.clear()
+    made: list[Any] = []
+    monkeypatch.setattr(pace, "transform", lambda *given: made.append(given) or pipeline.transform(*given))
     report = paced(net, "0.85x", tmp_path / "b", optimize.PruneChannels(0.9, of="params"))
+    assert len(made) == len(timed) >= 3  # what follows a cut runs once for a file
     assert 0.96 * 0.85 * timed[0] <= _CALL_S + _BYTE_S * Path(report.rows[0].path).stat().st_size <= 0.87 * timed[0]
     ((_, options),) = yaml.safe_load((tmp_path / "b/recipe.yaml").read_text())["passes"][0].items()
     assert options["round_to"] in (4, 2, 1)

@@ -167,7 +167,8 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
     if gone is None:
         if found.agreement is not None and found.agreement.caution:
             state.warnings.append(f"The candidate {found.agreement.caution}")
-        state.warnings += filter(None, [findings.beside_labels(case, found)])
+        if told := findings.beside_labels(case, found):
+            state.warnings.append(told)
         state.samples = found.samples or None
         if told := findings.left_out(found.samples, state.given, is_cut=state.is_cut):
             state.warnings.append(f"Outputs were compared on {told}.")

@@ -182,9 +182,7 @@ class QuantizeAware(IntegerPass):
     def _widened(self, bits: int) -> QuantizeAware:
         """Return this pass with no fewer bits anywhere than these."""
         pairs = {word: [max(bits, own) for own in pair] for word, pair in self.by_layer.items()}
-        return replace(
-            self, bits=bits, activation_bits=max(bits, self._activation_bits), by_layer=pairs, through=()
-        )  # fmt: skip
+        return replace(self, bits=bits, activation_bits=max(bits, self._activation_bits), by_layer=pairs, through=())
 
     def _train(self, program: Program) -> tuple[QuantizedModule | None, Outcome]:
         """Return a trained module of a program, whose signs and clipped weights are in place, and what to say of it."""

@@ -51,8 +51,8 @@ class _Rounding(torch.autograd.Function):
             moves = torch.sub(*(a.flatten() @ b.flatten() for a, b in ((gradient, integers), (inside, ratio))))
             moves = moves.reshape(ctx.step.shape)
         elif ctx.needs_input_grad[1]:
-            is_inside = (ratio - integers).abs() <= 0.5
-            moves = (gradient * torch.where(is_inside, integers - ratio, integers)).sum_to_size(ctx.step.shape)
+            apart = integers - ratio
+            moves = (gradient * torch.where(apart.abs() <= 0.5, apart, integers)).sum_to_size(ctx.step.shape)
         return inside, moves, None, None
 
 

@@ -2,7 +2,7 @@
 
 Integers of few bits are written as FPGA flows read them, too: ``QuantizeLinear``, ``Clip``, ``DequantizeLinear``
 (QCDQ). The bounds of a clip on integers say how many bits they have (A. Pappalardo et al., "QONNX: Representing
-Arbitrary- Precision Quantized Neural Networks", 2022, arXiv 2206.07527); ``qonnx`` turns each such three into one
+Arbitrary-Precision Quantized Neural Networks", 2022, arXiv 2206.07527); ``qonnx`` turns each such three into one
 ``Quant``.
 """
 
