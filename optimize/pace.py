@@ -7,11 +7,12 @@ layers' shares say. What is found is written into the run's recipe, whose replay
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from optimize import bounds
+from optimize import bounds, graph
 from optimize import wording as form
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.job import Job
@@ -26,17 +27,22 @@ from optimize.passes.prune_channels import GRANULE
 from optimize.pipeline import Pipeline, Variant, transform
 from optimize.program import Program
 from optimize.progress import Progress, silent
+from optimize.pruning.groups import dependencies
 from optimize.recipe import PassEntry
 from optimize.search import one_sample
 from optimize.targets.base import Artifact, Target
 
 #: What makes a program smaller, by a share.
 Cut = PruneChannels | ReduceDepth
+#: The channels that each layer makes, by its path.
+_Widths = frozenset[tuple[str, int]]
 #: Seconds in which a trial is timed beside the uncut file.
 _BUDGET_S = 8.0
-_MOST_TRIALS = 8
+_MOST_TRIALS = 16
 #: A trial is near enough from this share of what is asked to a little above, where no measurement tells them apart.
 _NEAR, _ABOVE, _AIM = 0.96, 1.01, 0.985
+#: Between shares that are no further apart nothing else is cut.
+_APART = 0.002
 #: A trial is no nearer to one of the two around it than by this share of their distance.
 _LEAST_STEP = 0.1
 _OF = {
@@ -48,13 +54,18 @@ _WIDE = 0.1
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a file takes with a share cut: as a share of what the uncut one takes, with its 95 % interval; seconds."""
+    """What a file takes after a cut: as a share of what the uncut one takes, with its 95 % interval; seconds."""
 
-    share: float
+    cut: Cut
+    widths: _Widths
     took: float = 1.0
     low: float = 1.0
     high: float = 1.0
     seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.cut.ratio
 
 
 @dataclass(frozen=True)
@@ -103,51 +114,53 @@ class Pace:
                 cut = self._timed(cut, (plain.program, float_file), (last.program, whole))
             return self._search(cut, whole, Path(name))
 
-    def _search(self, cut: Cut, whole: Artifact, folder: Path) -> tuple[Cut, str]:
-        """Try shares between two that are known to be too small and enough, where a line between them says."""
+    def _search(self, asked: Cut, whole: Artifact, folder: Path) -> tuple[Cut, str]:
+        """Try shares between two that are known to be too small and enough, then other sets of channels near them."""
         number, is_share = bounds.read_pace(self.asked)
         whole_s = None if is_share else self._seconds(whole)
         wanted = number / (whole_s or 1.0)
-        below, above = _Trial(0.0), None
+        uncut = _Trial(replace(asked, ratio=0.0), _widths(self.program))
         if wanted >= 1:
-            return replace(cut, ratio=0.0), f"--latency {self.asked}: the uncut file takes {form.seconds(whole_s)}."
-        known, most, tried = {self.program.stats().parameters: below}, cut.ratio, 0
-        share, kept = min(most, 1 - wanted), cut
-        granule = GRANULE if isinstance(cut, PruneChannels) and cut.round_to is None else 1
-        while above is None or (tried < _MOST_TRIALS and above.took < _NEAR * wanted):
-            self.progress(f"cut for --latency {self.asked}, trial {tried + 1}", tried / _MOST_TRIALS)
-            count = len(known)
-            trial = self._try(replace(cut, ratio=share), whole, folder / str(tried), known)
-            if granule > 1 and above is not None and len(known) == count:  # whole ones lie on either side of the time
+            return uncut.cut, f"--latency {self.asked}: the uncut file takes {form.seconds(whole_s)}."
+        known = {uncut.widths: uncut}
+        enclose = partial(_enclose, partial(self._try, whole, folder, known), known, wanted)
+        below, above = enclose(asked, 1 - wanted, uncut)
+        cut, granule = asked, GRANULE if isinstance(asked, PruneChannels) and asked.round_to is None else 1
+        while not _is_found(known, wanted):
+            if above is not None and isinstance(cut, PruneChannels):  # what they differ in is left, and others go on
+                cut = replace(cut, floors={**cut.floors, **dict(below.widths - above.widths)})
+                below, above = enclose(cut, above.share, below)
+            elif cut is not asked and granule > 1:
                 granule //= 2
-                cut = replace(cut, round_to=granule)  # type: ignore[arg-type]
-                continue
-            tried += 1
-            if trial.took <= _ABOVE * wanted:
-                above, kept = (trial, cut) if above is None or trial.took > above.took else (above, kept)
-            elif share >= most or (above is None and tried >= _MOST_TRIALS):
-                raise Refused(
-                    f"It is not reached by cutting. {self._told(cut, trial)}",
-                    hint="Ask for less, add --int8, or start from a smaller network.",
-                )
+                cut = replace(asked, round_to=granule)  # type: ignore[arg-type]
+                below, above = enclose(cut, 1 - wanted, uncut)
             else:
-                below = trial
-            share = _between(below, above, _AIM * wanted) if above else _beyond(below, _AIM * wanted, most)
-        return replace(kept, ratio=round(above.share, 4)), self._told(kept, above)
+                break
+        enough = [trial for trial in known.values() if trial.took <= _ABOVE * wanted]
+        if not enough:
+            raise Refused(
+                f"It is not reached by cutting. {self._told(below)}",
+                hint="Ask for less, add --int8, or start from a smaller network.",
+            )
+        kept = max(enough, key=lambda trial: trial.took)
+        return kept.cut, self._told(kept)
 
-    def _try(self, cut: Cut, whole: Artifact, folder: Path, known: dict[int, _Trial]) -> _Trial:
-        """Time the file with a share cut; one of a known size is the file that was timed."""
-        thin = Pipeline([replace(cut, ratio=round(cut.ratio, 4))]).run(self.program).program
-        size = thin.stats().parameters
-        if size not in known:
+    def _try(self, whole: Artifact, folder: Path, known: dict[_Widths, _Trial], cut: Cut) -> _Trial:
+        """Time the file that a cut leaves; one of known widths is the file that was timed."""
+        count = len(known)
+        self.progress(f"cut for --latency {self.asked}, trial {count}", (count - 1) / _MOST_TRIALS)
+        thin = Pipeline([cut]).run(self.program).program
+        widths = _widths(thin)
+        if widths not in known:
             last = self._variants(thin)[-1]
-            with Fleet([whole, self._written(last, folder)], threads=self.threads, remote=self.remote) as fleet:
+            file = self._written(last, folder / str(count))
+            with Fleet([whole, file], threads=self.threads, remote=self.remote) as fleet:
                 timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
             if timing.latency is None or timing.speedup is None:
                 raise Refused(f"A file with less in it could not be timed: {timing.failure}.")
-            gain = timing.speedup
-            known[size] = _Trial(cut.ratio, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low, timing.latency.median_s)
-        return replace(known[size], share=cut.ratio)
+            gain, seconds = timing.speedup, timing.latency.median_s
+            known[widths] = _Trial(cut, widths, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low, seconds)
+        return replace(known[widths], cut=cut)
 
     def _seconds(self, whole: Artifact) -> float:
         with Fleet([whole], threads=self.threads, remote=self.remote) as fleet:
@@ -172,12 +185,12 @@ class Pace:
         folder.mkdir()
         return self.target.write(variant.program, folder / f"trial{self.target.suffix}")
 
-    def _told(self, cut: Cut, trial: _Trial) -> str:
+    def _told(self, trial: _Trial) -> str:
         """Say what a file took."""
         between = form.interval(trial.took, trial.low, trial.high)
         doubt = " The machine was too busy to tell it nearer." if trial.high - trial.low > _WIDE * trial.took else ""
         took = f"{form.seconds(trial.seconds)}, {trial.took:.2f}x {between} of the uncut one's time"
-        cutting = f"with {100 * trial.share:.1f} % {_OF[cut.of]} cut"
+        cutting = f"with {100 * trial.share:.1f} % {_OF[trial.cut.of]} cut"
         return f"--latency {self.asked}: {cutting}, the {self.target.name} file takes {took}.{doubt}"
 
 
@@ -212,6 +225,43 @@ def keep_pace(
     entries = [PassEntry.of(kept) if entry.name == cut.name else entry for entry in job.recipe.passes]
     recipe = job.recipe.model_copy(update={"passes": tuple(entries), "latency": None})
     return replace(job, recipe=recipe, given_passes=given), [*passes[:place], kept, *rest], {kept.name: (told,)}
+
+
+def _widths(program: Program) -> _Widths:
+    return frozenset((graph.origin(layer), len(axis)) for layer, axis in dependencies(program).outputs.items())
+
+
+def _enclose(
+    attempt: Callable[[Cut], _Trial],
+    known: Mapping[_Widths, _Trial],
+    wanted: float,
+    cut: Cut,
+    share: float,
+    below: _Trial,
+) -> tuple[_Trial, _Trial | None]:
+    """Try shares until nothing else lies between too little and enough, None where all that may go is too little."""
+    share, above = min(share, cut.ratio), None
+    while True:
+        count = len(known)
+        trial = attempt(replace(cut, ratio=round(share, 4)))
+        if trial.took <= _ABOVE * wanted:
+            above = trial
+        elif share < cut.ratio:
+            below = trial
+        else:
+            return trial, None
+        if _is_found(known, wanted) or (above and above.share - below.share <= _APART):
+            return below, above
+        if above is None:
+            share = _beyond(below, _AIM * wanted, cut.ratio)
+        else:
+            is_new = len(known) > count
+            share = _between(below, above, _AIM * wanted) if is_new else (below.share + above.share) / 2
+
+
+def _is_found(known: Mapping[_Widths, _Trial], wanted: float) -> bool:
+    """Say whether a trial is near enough, or there were enough of them."""
+    return len(known) > _MOST_TRIALS or any(_NEAR * wanted <= trial.took <= _ABOVE * wanted for trial in known.values())
 
 
 def _between(below: _Trial, above: _Trial, aim: float) -> float:

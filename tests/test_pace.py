@@ -101,23 +101,52 @@ def test_a_file_is_cut_to_the_time_that_is_asked(
     assert "of the uncut one's time." in told and ("layers' time" in told) == (of == "time")
 
 
-def test_where_granules_lie_on_either_side_of_a_time_they_are_halved(
+def test_where_eight_channels_of_a_layer_jump_over_a_time_others_go_on(
     timed: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight channels of 32 are a fifth of this file, and the recipe says how many were taken at once."""
+    """Eight channels of its first layer are a fifth of this file, and the recipe says which layer keeps its own."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 1024, 3, groups=1), nn.ReLU(), nn.Flatten()).eval()
-    wholes = optimize.PruneChannels(0.9, 8, of="params")
-    paced(net, "0.85x", tmp_path / "a", wholes)
-    assert timed[-1] < 0.8 * timed[0]
-    timed.clear()
+    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 512, 3), nn.ReLU(), nn.Conv2d(512, 4, 1)]
+    net = nn.Sequential(*layers).eval()
+    program = optimize.capture(net, (torch.rand(2, 3, 12, 12),))
+    shares = [share / 400 for share in range(1, 360)]
+    wide = [_width(optimize.PruneChannels(share, of="params").apply(program)[0], "0") for share in shares]
+    place = next(place for place, width in enumerate(wide) if width < 32)
+    before, behind = (
+        _seconds_of(optimize.PruneChannels(share, of="params"), program, tmp_path)
+        for share in shares[place - 1 : place + 1]
+    )
+    whole = _seconds_of(optimize.PruneChannels(0.0, of="params"), program, tmp_path)
+    assert behind < 0.9 * before
     made: list[Any] = []
     monkeypatch.setattr(pace, "transform", lambda *given: made.append(given) or pipeline.transform(*given))
+    asked = (0.3 * before + 0.7 * behind) / whole
+    report = paced(net, f"{asked:.4f}x", tmp_path / "out", optimize.PruneChannels(0.9, of="params"))
+    assert len(made) == len(timed)  # what follows a cut runs once for a file
+    assert 0.96 * asked <= (_CALL_S + _BYTE_S * Path(report.rows[0].path).stat().st_size) / whole <= 1.02 * asked
+    ((_, options),) = yaml.safe_load((tmp_path / "out/recipe.yaml").read_text())["passes"][0].items()
+    assert options["floors"] == {"0": 32}
+
+
+def test_where_no_other_goes_on_granules_are_halved(timed: list[float], tmp_path: Path) -> None:
+    """Eight channels of 32 are a fifth of this file, and nothing else of it can go."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 1024, 3), nn.ReLU(), nn.Flatten()).eval()
+    paced(net, "0.85x", tmp_path / "a", optimize.PruneChannels(0.9, 8, of="params"))
+    assert timed[-1] < 0.8 * timed[0]
     report = paced(net, "0.85x", tmp_path / "b", optimize.PruneChannels(0.9, of="params"))
-    assert len(made) == len(timed) >= 3  # what follows a cut runs once for a file
     assert 0.96 * 0.85 * timed[0] <= _CALL_S + _BYTE_S * Path(report.rows[0].path).stat().st_size <= 0.87 * timed[0]
     ((_, options),) = yaml.safe_load((tmp_path / "b/recipe.yaml").read_text())["passes"][0].items()
     assert options["round_to"] in (4, 2, 1)
+
+
+def _width(program: Program, path: str) -> int:
+    return int(program.graph_module.get_parameter(f"{path}.weight").shape[0])
+
+
+def _seconds_of(cut: optimize.PruneChannels, program: Program, folder: Path) -> float:
+    file = optimize.export(cut.apply(program)[0], "onnx", folder / "tried.onnx")
+    return _CALL_S + _BYTE_S * file.path.stat().st_size
 
 
 def test_the_recipe_cuts_the_same_and_times_nothing(

@@ -12,14 +12,14 @@ from torch import fx
 from optimize import graph, named, ops
 from optimize.data import Given, Samples
 from optimize.errors import UsageError, nearest
-from optimize.passes.base import Cutting, Outcome, Rewrite, Skip
+from optimize.passes.base import Cutting, Outcome, Rewrite, Skip, calls_within
 from optimize.program import Program
 from optimize.pruning.budget import MEASURES, Budget, Measure, most
 from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_readers, rank
 from optimize.pruning.criteria import CRITERIA, Evidence, Name, Reads, score_layers
 from optimize.pruning.cut import cut, find_silent, stays
 from optimize.pruning.groups import Dependencies, Group, dependencies
-from optimize.pruning.importance import Order, rank_by, rank_by_weights, round_down
+from optimize.pruning.importance import Order, down_to, rank_by, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
 from optimize.pruning.sensitivity import TRIED_ON, weigh
 from optimize.quantization.batches import FlatBatches
@@ -72,6 +72,8 @@ class PruneChannels(Cutting):
             samples that were made up, for weights alone. A ``Survey`` for what they said before.
         times: Seconds of each layer by its path, for ``time``; ``optimize.optimize(..., latency=)`` measures them.
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
+        floors: How many output channels layers keep at least, by the path of a module, such as ``{"head.*": 64}``; the
+            last that fits.
         criterion: What goes first. None: as above. Of weights ``l1``, ``l2``, ``fpgm`` (near the geometric median),
             ``bn`` (the scale of the BatchNorm behind); of activations ``apoz`` (how often above zero), ``activation``
             (mean size); of gradients ``taylor``, ``hessian``, ``snip``; ``movement`` while it was trained; ``random``;
@@ -109,6 +111,7 @@ class PruneChannels(Cutting):
     calibration: Given | Survey | None = field(default=None, repr=False, compare=False, kw_only=True)
     times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
+    floors: Mapping[str, int] = field(default_factory=dict, hash=False, kw_only=True)
     criterion: Name | None = field(default=None, kw_only=True)
     compensated: bool = field(default=True, kw_only=True)
     loss: Callable[[Any, Any], Any] | str | None = field(default=None, kw_only=True)
@@ -130,6 +133,8 @@ class PruneChannels(Cutting):
             raise UsageError(f"{self.name}: scores are for criterion='movement'.")
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
             raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
+        if wrong := {word: least for word, least in self.floors.items() if not isinstance(least, int) or least < 1}:
+            raise UsageError(f"PruneChannels: floors are whole numbers of channels, at least 1; got {wrong}.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""
@@ -137,7 +142,7 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         stay = self._stay(found)
         survey = self._survey(program, found, stay, self._most)
-        orders = self._orders(found, stay, survey)
+        orders = self._orders(program, found, stay, survey)
         skips = _unfollowed(program, set(found.outputs))
         skips += [_skip(group, stay[group]) for group in found.groups if group in stay]
         rewrites, removed = [], set[int]()
@@ -170,12 +175,17 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         stay = self._stay(found)
         survey = self._survey(program, found, stay, self._most)
-        going = self._going(program, found, self._orders(found, stay, survey))
+        going = self._going(program, found, self._orders(program, found, stay, survey))
         return stays(program, found, {channel for channels in going.values() for channel in channels})
 
-    def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
+    def _orders(
+        self, program: Program, found: Dependencies, stay: dict[Group, str], survey: Survey
+    ) -> dict[Group, Order]:
         """Return the orders of the groups that can lose something; those that a criterion says nothing of stay, too."""
-        orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
+        said = calls_within(program, self.floors, "floors")
+        floors = {node: self.floors[word] for word, nodes in said.items() for node in nodes}
+        pairs = zip(found.groups, survey.orders, strict=True)
+        orders = {group: down_to(found, group, order, floors) for group, order in pairs if group not in stay}
         unsaid = [group for group, order in orders.items() if self.criterion and not order and most(group, self._most)]
         stay |= dict.fromkeys(unsaid, f"the criterion '{self.criterion}' finds nothing in its layers")
         return {group: order for group, order in orders.items() if group not in stay}

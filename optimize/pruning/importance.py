@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -72,6 +75,20 @@ def rank_by_weights(program: Program, found: Dependencies, group: Group, most: i
     """
     module = program.graph_module
     return rank_by(found, group, {layer: filters(module, layer).square().sum(1) for layer in group.layers}, most) or []
+
+
+def down_to(found: Dependencies, group: Group, order: Order, floors: Mapping[fx.Node, int]) -> Order:
+    """Return the start of a group's order behind which a layer would keep fewer channels than its floor.
+
+    Of a layer whose channels are of several groups, each keeps its part of the floor.
+    """
+    for layer in floors.keys() & set(group.layers):
+        own, places = found.outputs[layer], Counter(found.outputs[layer])
+        mine = sum(places[channel] for channel in group.channels)
+        spare = mine - math.ceil(floors[layer] * mine / len(own))
+        gone = itertools.accumulate(places[channel] for channel, _ in order)
+        order = order[: sum(count <= spare for count in gone)]
+    return order
 
 
 def round_down(found: Dependencies, group: Group, going: Sequence[int], multiple: int) -> Sequence[int]:

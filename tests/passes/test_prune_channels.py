@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -318,10 +319,13 @@ def test_fusing_first_cuts_the_same_channels() -> None:
         assert torch.allclose(want, got, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"ratio": 1.0}, {"ratio": -0.1}, {"ratio": 0.5, "round_to": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"ratio": 1.0}, {"ratio": -0.1}, {"ratio": 0.5, "round_to": 0}, {"ratio": 0.5, "floors": {"0": 0}}],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="PruneChannels"):
-        PruneChannels(**options)  # type: ignore[arg-type]
+        PruneChannels(**options)
 
 
 class Chain(nn.Module):

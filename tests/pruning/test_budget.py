@@ -108,6 +108,28 @@ def test_floors() -> None:
     assert [most(group, ratio) for ratio in (0.0, 0.3, 0.99, 1.0)] == [0, 7, 22, 22]
 
 
+@pytest.mark.parametrize("of", ["macs", "channels"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "vit", "lstm", "unet"])
+def test_layers_keep_the_channels_of_their_floor(name: str, of: Measure) -> None:
+    program = captured(name)
+    low, _ = PruneChannels(0.9, 1, of=of).apply(program)
+    before, lower = ([len(axis) for axis in dependencies(each).outputs.values()] for each in (program, low))
+    floor = next(width for width, was in zip(lower, before, strict=True) if width < was) + 1
+    thin, outcome = PruneChannels(0.9, 1, of=of, floors={"*": floor}).apply(program)
+    widths = [len(axis) for axis in dependencies(thin).outputs.values()]
+    assert outcome.rewrites and widths != lower
+    assert all(min(floor, was) <= width <= was for width, was in zip(widths, before, strict=True))
+
+
+def test_the_last_floor_that_fits_holds_and_its_layer_alone() -> None:
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    program = capture(net, (torch.rand(2, 4),))
+    thin, _ = PruneChannels(0.75, floors={"*": 12, "0": 20}).apply(program)
+    assert [len(axis) for axis in dependencies(thin).outputs.values()] == [20, 12, 3]
+    with pytest.raises(UsageError, match="floors 'nowhere': the program has no such module"):
+        PruneChannels(0.5, floors={"nowhere": 8}).apply(program)
+
+
 def test_a_share_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="of='bytes' is not channels, params, macs"):
         PruneChannels(0.5, of="bytes")  # type: ignore[arg-type]
