@@ -2,12 +2,14 @@
 
     apt-get install dataset-fashion-mnist
     python -m benchmarks.fashion_bits [--nets repvgg mobilenet] [--bits 4 2] [--seeds 0 1] [--epochs 6] [--whole FILE]
+        [--through 4]
     pip install --no-deps --target BREVITAS brevitas==0.13.4 dependencies==2.0.1 unfoldNd
     PYTHONPATH=.:BREVITAS python -m benchmarks.fashion_bits --tools brevitas
 
 The networks are the README's, its branches merged and each convolution with a BatchNorm that changes nothing yet, and
 the MobileNetV2 of ``benchmarks.depth``, trained in float for ``--float-epochs`` (its weights are kept in ``--whole``,
-and taken from there). Weights and what layers read have ``--bits``, the first and the last layer 8. Ours and that
+and taken from there). Weights and what layers read have ``--bits``, the first and the last layer 8; with ``--through``
+our networks are trained with those bits first, for as many epochs. Ours and that
 tool's are trained by the same loop with the same pictures, labels, answers of the float network and seeds, on a GPU
 where there is one. Accuracy is that of the deployed ONNX file on the 10,000 test pictures, which decided nothing, and
 Brevitas' that of its module. The exit code is 1 where one of ours loses more than 0.5 points on average with 4 bits, or
@@ -85,14 +87,17 @@ def float_network(name: str, asked: argparse.Namespace, data: Pictures) -> nn.Mo
     return net.eval()
 
 
-def ours(net: nn.Module, bits: int, train: Training, x: Tensor, folder: Path) -> tuple[Artifact, int]:
-    """Train with learned steps; return the deployed ONNX file's answers and its bytes."""
+def ours(
+    net: nn.Module, bits: int, through: list[int], train: Training, x: Tensor, folder: Path
+) -> tuple[Artifact, int]:
+    """Train with learned steps; return the deployed ONNX file and its bytes."""
     program = optimize.capture(net, (x[:2],))
 
     def trained(module: nn.Module) -> None:
         train(module.to(memory_format=torch.channels_last))
 
-    step = optimize.QuantizeAware(trained, list(x.split(64)), quantizer="lsq", bits=bits, activation_bits=bits)
+    more = [each for each in through if each > bits]
+    step = optimize.QuantizeAware(trained, list(x.split(64)), bits=bits, activation_bits=bits, through=more)
     artifact = optimize.export(step.apply(program)[0], "onnx", folder / "net.onnx")
     return artifact, (folder / "net.onnx").stat().st_size
 
@@ -136,6 +141,7 @@ def main() -> int:
     parser.add_argument("--nets", nargs="+", choices=("repvgg", "mobilenet"), default=["repvgg", "mobilenet"])
     parser.add_argument("--tools", nargs="+", choices=("ours", "brevitas"), default=["ours"])
     parser.add_argument("--bits", nargs="+", type=int, choices=MOST_LOST, default=[*MOST_LOST])
+    parser.add_argument("--through", nargs="+", type=int, default=[], help="bits that are trained with before")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--float-epochs", type=int, default=12)
@@ -164,7 +170,7 @@ def main() -> int:
                     train = Training(data, losses, net, asked.epochs, optimizer=adam, seed=seed, progress=progress)
                     if tool == "ours":
                         with tempfile.TemporaryDirectory() as folder:
-                            file, size = ours(net, bits, train, x, Path(folder))
+                            file, size = ours(net, bits, asked.through, train, x, Path(folder))
                             right.append(accuracy(file, *(part.numpy() for part in tested)))
                     else:
                         right.append(100 * accuracy_of_module(brevitas(net, bits, train, x), *tested))
