@@ -130,6 +130,10 @@ class QuantizedModule(nn.Module):
         self.scheme = dataclasses.replace(scheme, folded=None)
         self._run = _Run(self)
 
+    def extra_repr(self) -> str:
+        """Say how many bits weights have, by which trainings that follow each other are told apart."""
+        return f"{self.scheme.bits} bits"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
         """Return a copy with weights and steps of its own, as moving averages of a training want."""
         copied = QuantizedModule.__new__(QuantizedModule)

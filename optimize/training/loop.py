@@ -11,6 +11,7 @@ import copy
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ from optimize.training.losses import Labels, Lesson, Loss
 from optimize.training.masks import Masks, Pruner
 
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-_CHECKPOINT = "checkpoint.safetensors"
+#: Letters that a module says of itself in a checkpoint's name.
+_LONGEST = 60
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Training:
         judge: Says how good a module is, larger is better, after each epoch, on the device it is trained on; the module
             gets the best epoch's weights.
         patience: Epochs without a better score after which it stops; None for all of them.
-        folder: Where a checkpoint is kept after each epoch; a training that was cut off goes on from it.
+        folder: Where a checkpoint is kept after each epoch, named by the ``extra_repr`` of the module where it has one;
+            a training that was cut off goes on from it.
         seed: Of the order of a ``DataLoader`` that shuffles, of dropout, and of what the data draws from ``random`` and
             NumPy: each epoch has its own.
         prune: What is zero at which step, such as ``Gradual``.
@@ -184,6 +187,10 @@ class _Trainer:
         )  # fmt: skip
         self.steps_of_epoch = math.ceil(_length(asked.data) / asked.accumulate)
         self.settings = f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}"
+        # Of a module that says more of itself each kind has its own: one with 4 bits is trained before one with 2.
+        said = "-".join(re.findall(r"\w+", module.extra_repr()))[:_LONGEST]
+        name = f"checkpoint-{said}" if said else "checkpoint"
+        self.path = None if asked.folder is None else asked.folder / f"{name}.safetensors"
         self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()
         self.masks, self.share = Masks(module), 0.0
         learning = module.named_parameters(remove_duplicate=False) if asked.movement else ()
@@ -296,11 +303,9 @@ class _Trainer:
 
     def _keep(self) -> None:
         """Write a checkpoint; whenever the program is ended, a whole one lies in the folder."""
-        if self.asked.folder is not None and self.accelerator.is_main_process:
+        if self.path is not None and self.accelerator.is_main_process:
             told = {"losses": self.losses, "scores": self.scores, "best": self.best}
-            checkpoint.write(
-                self.asked.folder / _CHECKPOINT, self.settings, {**self._state(self.optimizer.optimizer), **told}
-            )
+            checkpoint.write(self.path, self.settings, {**self._state(self.optimizer.optimizer), **told})
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -309,8 +314,7 @@ class _Trainer:
         Raises:
             Refused: It is damaged, or another training's.
         """
-        path = None if self.asked.folder is None else self.asked.folder / _CHECKPOINT
-        if path is None or find(path) is None:
+        if (path := self.path) is None or find(path) is None:
             return
         state = checkpoint.read(path, self.settings, self._wanted)
         for name, value in checkpoint.leaves(state["optimizer"]).items():

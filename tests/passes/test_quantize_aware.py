@@ -257,6 +257,26 @@ def test_fewer_bits_begin_where_more_bits_ended() -> None:
     assert trained.plan.bits_of("conv2d_1") == 3
 
 
+def test_each_training_with_fewer_bits_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    """One file for all of them took the second training for the first, at its end: the last bits were not trained."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    data = [(torch.randn(32, 8), torch.randint(3, (32,))) for _ in range(2)]
+    program = optimize.capture(net, (data[0][0][:2],))
+
+    def trained(folder: Path | None) -> Program:
+        train = optimize.Training(data, epochs=2, rate=0.05, folder=folder)
+        step = optimize.QuantizeAware(train, [x for x, _ in data], bits=2, activation_bits=2, through=(4,))
+        return step.apply(program)[0]
+
+    wanted, first = (trained(folder).graph_module.state_dict() for folder in (None, tmp_path))
+    files = ["checkpoint-2-bits.safetensors", "checkpoint-4-bits.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    (tmp_path / files[0]).unlink()  # as one leaves it that was killed between the two
+    for state in (first, trained(tmp_path).graph_module.state_dict()):
+        assert all(torch.equal(value, wanted[name]) for name, value in state.items())
+
+
 def _values(program: Program, nodes: list[Any], x: Tensor) -> list[Tensor]:
     """Return values between layers, as their ranges are stored."""
     stored = []
