@@ -35,10 +35,17 @@ def cells(case: CaseRecord) -> tuple[str, ...]:
         median(case.base),
         median(case.candidate),
         ratio(time.ratio) if time else form.MISSING,
-        verdict(case.verdict),
+        _decided(case),
         str(time.rounds) if time else form.MISSING,
         time.clock.value if time else form.MISSING,
     )
+
+
+def _decided(case: CaseRecord) -> str:
+    """Return the verdict, and what it is of where that is not time alone."""
+    metrics = dict.fromkeys(finding.metric for finding in case.findings if finding.verdict is case.verdict)
+    is_told = case.verdict is not Verdict.PASS and not metrics.keys() <= {"time"}
+    return f"{verdict(case.verdict)}: {', '.join(metrics)}" if is_told else verdict(case.verdict)
 
 
 def median(side: SideRecord | None) -> str:

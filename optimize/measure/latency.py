@@ -144,16 +144,18 @@ def _timing(track: Track[Artifact], runs: Runs[Artifact], plan: Plan, batch: int
 
 def _warnings(runs: Runs[Artifact], load: float, choice: Choice) -> list[str]:
     """Say what makes the figures doubtful, and what would help."""
-    found, short = [choice.told] if choice.told else [], list[str]()
+    found, wide, short = [choice.told] if choice.told else [], list[str](), list[str]()
     if told := busy(load):
         found.append(f"{told} Ratios hold better than seconds; stop other work and run again for seconds.")
     for track in _finished(runs):
         name, blocks = f"{track.subject.target} {track.subject.precision}", track.blocks[SINGLE]
         spread = relative_spread(np.concatenate([block.samples_s for block in blocks]))
         if spread > WIDE_SPREAD:
-            found.append(f"{name}: the middle half of the runs spreads over {100 * spread:.0f} % of the median.")
+            wide.append(f"{name} ({100 * spread:.0f} %)")
         if len(blocks) < MIN_ROUNDS:
             short.append(f"{name} ({len(blocks)})")
+    if wide:
+        found.append(f"The middle half of the runs spreads over so much of the median: {', '.join(wide)}.")
     if short:
         found.append(
             f"Only a few rounds of these fitted into the time: {', '.join(short)}. `optimize bench --seconds 60` on "

@@ -36,9 +36,9 @@ def tell_check(record: Record) -> Document:
     sections = some(
         Grid(wording.COLUMNS, tuple(map(_line, record.cases)), left=("Verdict", "Clock")),
         only(how_sure, *PAGES),
-        Items(tuple(warnings), title="Warnings", tone="warn", on=PAGES),
         Items(tuple(_item(case, warned=True) for case in record.cases), apart=True, on=("console",)),
         Items(tuple(map(_item, record.cases)), apart=True, fold="what was measured", title="Cases", on=PAGES),
+        Items(tuple(warnings), title="Warnings", tone="warn", on=PAGES),
         Items((Item("Environment", lines=tuple(_environment(record))),), fold="where and how", on=PAGES),
         only(how_sure, "console"),
     )

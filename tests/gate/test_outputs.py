@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimize.gate import record, wording
-from optimize.gate.record import Record
+from optimize.gate.record import FindingRecord, Record
 from optimize.gate.verdict import Ratio, Verdict
 from optimize.report import check, markdown
 from tests.gate.records import CASES, RECORD
@@ -63,6 +63,13 @@ def test_error_rates_are_told_of_what_was_timed() -> None:
     lost = record.model_copy(update={"cases": CASES[3:]})
     told = [on_console(check.tell_check(entry), 132) for entry in (record, lost)]
     assert ["Error rates" in text for text in told] == [True, False]
+
+
+def test_a_verdict_says_what_it_is_of_where_that_is_not_time_alone() -> None:
+    lost = FindingRecord(metric="accuracy", verdict=Verdict.INCONCLUSIVE, limit="", found="", reason="")
+    both = CASES[2].model_copy(update={"findings": (*CASES[2].findings, lost)})
+    said = [wording.cells(case)[wording.COLUMNS.index("Verdict")] for case in (*CASES, both)]
+    assert said == ["PASS", "FAIL", "INCONCLUSIVE", "NOT COMPARABLE", "INCONCLUSIVE: time, accuracy"]
 
 
 def test_a_minus_is_a_minus() -> None:

@@ -71,6 +71,15 @@ def test_busy_machine_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) 
     assert any("load 99.0" in warning for warning in result.warnings)
 
 
+def test_files_whose_runs_differ_are_told_in_one_line(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "WIDE_SPREAD", -1.0)
+    with Fleet([make(), make()]) as fleet:
+        result = measure(fleet, [X], budget_s=0.0)
+    (told,) = (warning for warning in result.warnings if "middle half" in warning)
+    assert told.startswith("The middle half of the runs spreads over so much of the median: ")
+    assert told.count(" %)") == 2
+
+
 def test_the_time_grows_with_the_artifacts() -> None:
     assert default_budget_s(3) == 19.0
 
