@@ -126,11 +126,12 @@ class Pace:
         enclose = partial(_enclose, partial(self._try, whole, folder, known), known, wanted)
         below, above = enclose(asked, 1 - wanted, uncut)
         cut, granule = asked, GRANULE if isinstance(asked, PruneChannels) and asked.round_to is None else 1
-        while not _is_found(known, wanted):
-            if above is not None and isinstance(cut, PruneChannels):  # what they differ in is left, and others go on
-                cut = replace(cut, floors={**cut.floors, **dict(below.widths - above.widths)})
-                below, above = enclose(cut, above.share, below)
-            elif cut is not asked and granule > 1:
+        while not _is_found(known, wanted) and above is not None and isinstance(cut, PruneChannels):
+            ceilings = {**cut.ceilings, **dict(above.widths - below.widths)}  # that goes, others come back
+            if ceilings != cut.ceilings:
+                cut = replace(cut, ceilings=ceilings)
+                below, above = enclose(cut, above.share, uncut)
+            elif granule > 1:
                 granule //= 2
                 cut = replace(asked, round_to=granule)  # type: ignore[arg-type]
                 below, above = enclose(cut, 1 - wanted, uncut)

@@ -101,10 +101,10 @@ def test_a_file_is_cut_to_the_time_that_is_asked(
     assert "of the uncut one's time." in told and ("layers' time" in told) == (of == "time")
 
 
-def test_where_eight_channels_of_a_layer_jump_over_a_time_others_go_on(
+def test_where_eight_channels_of_a_layer_jump_over_a_time_others_come_back(
     timed: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight channels of its first layer are a fifth of this file, and the recipe says which layer keeps its own."""
+    """Eight channels of its first layer are a fifth of this file, and the recipe says which layer lost them."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 512, 3), nn.ReLU(), nn.Conv2d(512, 4, 1)]
     net = nn.Sequential(*layers).eval()
@@ -125,10 +125,10 @@ def test_where_eight_channels_of_a_layer_jump_over_a_time_others_go_on(
     assert len(made) == len(timed)  # what follows a cut runs once for a file
     assert 0.96 * asked <= (_CALL_S + _BYTE_S * Path(report.rows[0].path).stat().st_size) / whole <= 1.02 * asked
     ((_, options),) = yaml.safe_load((tmp_path / "out/recipe.yaml").read_text())["passes"][0].items()
-    assert options["floors"] == {"0": 32}
+    assert options["ceilings"] == {"0": 24}
 
 
-def test_where_no_other_goes_on_granules_are_halved(timed: list[float], tmp_path: Path) -> None:
+def test_where_no_other_comes_back_granules_are_halved(timed: list[float], tmp_path: Path) -> None:
     """Eight channels of 32 are a fifth of this file, and nothing else of it can go."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 1024, 3), nn.ReLU(), nn.Flatten()).eval()

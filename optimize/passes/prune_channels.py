@@ -19,7 +19,7 @@ from optimize.pruning.compensation import SAMPLES, Survey, compensate, find_read
 from optimize.pruning.criteria import CRITERIA, Evidence, Name, Reads, score_layers
 from optimize.pruning.cut import cut, find_silent, stays
 from optimize.pruning.groups import Dependencies, Group, dependencies
-from optimize.pruning.importance import Order, down_to, rank_by, rank_by_weights, round_down
+from optimize.pruning.importance import Order, must_go, rank_by, rank_by_weights, round_down
 from optimize.pruning.rules import MOST_PLACES, is_long
 from optimize.pruning.sensitivity import TRIED_ON, weigh
 from optimize.quantization.batches import FlatBatches
@@ -72,8 +72,8 @@ class PruneChannels(Cutting):
             samples that were made up, for weights alone. A ``Survey`` for what they said before.
         times: Seconds of each layer by its path, for ``time``; ``optimize.optimize(..., latency=)`` measures them.
         intact: Modules whose outputs keep their channels, by path; ``*`` stands for any letters.
-        floors: How many output channels layers keep at least, by the path of a module, such as ``{"head.*": 64}``; the
-            last that fits.
+        ceilings: How many output channels layers keep at most, whatever the share, by the path of a module, such as
+            ``{"stem": 16}``, the last that fits; ``round_to`` rounds it up. What goes by them counts.
         criterion: What goes first. None: as above. Of weights ``l1``, ``l2``, ``fpgm`` (near the geometric median),
             ``bn`` (the scale of the BatchNorm behind); of activations ``apoz`` (how often above zero), ``activation``
             (mean size); of gradients ``taylor``, ``hessian``, ``snip``; ``movement`` while it was trained; ``random``;
@@ -111,7 +111,7 @@ class PruneChannels(Cutting):
     calibration: Given | Survey | None = field(default=None, repr=False, compare=False, kw_only=True)
     times: dict[str, float] | None = field(default=None, repr=False, hash=False, kw_only=True)
     intact: tuple[str, ...] = field(default=(), kw_only=True)
-    floors: Mapping[str, int] = field(default_factory=dict, hash=False, kw_only=True)
+    ceilings: Mapping[str, int] = field(default_factory=dict, hash=False, kw_only=True)
     criterion: Name | None = field(default=None, kw_only=True)
     compensated: bool = field(default=True, kw_only=True)
     loss: Callable[[Any, Any], Any] | str | None = field(default=None, kw_only=True)
@@ -133,8 +133,8 @@ class PruneChannels(Cutting):
             raise UsageError(f"{self.name}: scores are for criterion='movement'.")
         if self.round_to is not None and (not isinstance(self.round_to, int) or self.round_to < 1):
             raise UsageError(f"PruneChannels: round_to must be a whole number, at least 1; got {self.round_to}.")
-        if wrong := {word: least for word, least in self.floors.items() if not isinstance(least, int) or least < 1}:
-            raise UsageError(f"PruneChannels: floors are whole numbers of channels, at least 1; got {wrong}.")
+        if wrong := {word: most for word, most in self.ceilings.items() if not isinstance(most, int) or most < 1}:
+            raise UsageError(f"PruneChannels: ceilings are whole numbers of channels, at least 1; got {wrong}.")
 
     def rewrite(self, program: Program) -> Outcome:
         """Cut every group that can be cut, all at once, so that no choice depends on another."""
@@ -142,7 +142,7 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         stay = self._stay(found)
         survey = self._survey(program, found, stay, self._most)
-        orders = self._orders(program, found, stay, survey)
+        orders = self._orders(found, stay, survey)
         skips = _unfollowed(program, set(found.outputs))
         skips += [_skip(group, stay[group]) for group in found.groups if group in stay]
         rewrites, removed = [], set[int]()
@@ -175,17 +175,12 @@ class PruneChannels(Cutting):
         found = dependencies(program)
         stay = self._stay(found)
         survey = self._survey(program, found, stay, self._most)
-        going = self._going(program, found, self._orders(program, found, stay, survey))
+        going = self._going(program, found, self._orders(found, stay, survey))
         return stays(program, found, {channel for channels in going.values() for channel in channels})
 
-    def _orders(
-        self, program: Program, found: Dependencies, stay: dict[Group, str], survey: Survey
-    ) -> dict[Group, Order]:
+    def _orders(self, found: Dependencies, stay: dict[Group, str], survey: Survey) -> dict[Group, Order]:
         """Return the orders of the groups that can lose something; those that a criterion says nothing of stay, too."""
-        said = calls_within(program, self.floors, "floors")
-        floors = {node: self.floors[word] for word, nodes in said.items() for node in nodes}
-        pairs = zip(found.groups, survey.orders, strict=True)
-        orders = {group: down_to(found, group, order, floors) for group, order in pairs if group not in stay}
+        orders = {group: order for group, order in zip(found.groups, survey.orders, strict=True) if group not in stay}
         unsaid = [group for group, order in orders.items() if self.criterion and not order and most(group, self._most)]
         stay |= dict.fromkeys(unsaid, f"the criterion '{self.criterion}' finds nothing in its layers")
         return {group: order for group, order in orders.items() if group not in stay}
@@ -193,7 +188,7 @@ class PruneChannels(Cutting):
     @property
     def _most(self) -> float:
         """The largest share of a group that may go."""
-        return self.ratio if self.of == "channels" else 1.0
+        return self.ratio if self.of == "channels" and not self.ceilings else 1.0
 
     @property
     def _reads(self) -> Reads | None:
@@ -255,9 +250,12 @@ class PruneChannels(Cutting):
         def rounded(group: Group, going: Sequence[int]) -> Sequence[int]:
             return round_down(found, group, going, self._multiple(group))
 
+        said = calls_within(program, self.ceilings, "ceilings")
+        ceilings = {node: self.ceilings[word] for word, nodes in said.items() for node in nodes}
+        least = {group: must_go(found, group, order, ceilings) for group, order in orders.items()}
         if self.of != "channels":
-            return Budget(program, found, self.of, self.times).choose(orders, self.ratio, rounded)
-        ends = {group: most(group, self.ratio) for group in orders}
+            return Budget(program, found, self.of, self.times).choose(orders, self.ratio, rounded, least)
+        ends = {group: max(most(group, self.ratio), least[group]) for group in orders}
         return {
             group: rounded(group, [channel for channel, _ in order[: ends[group]]]) for group, order in orders.items()
         }

@@ -74,7 +74,11 @@ class Budget:
         return sum(part.left(removed) for part in self._parts) / (self.total or 1)
 
     def choose(
-        self, orders: Mapping[Group, Order], share: float, rounded: Callable[[Group, Sequence[int]], Sequence[int]]
+        self,
+        orders: Mapping[Group, Order],
+        share: float,
+        rounded: Callable[[Group, Sequence[int]], Sequence[int]],
+        least: Mapping[Group, int],
     ) -> dict[Group, Sequence[int]]:
         """Return the channels of each group that go, so that ``share`` of the whole goes, and as little more as can be.
 
@@ -84,6 +88,7 @@ class Budget:
             orders: Which channels of each group can go, the first first.
             share: Of the whole.
             rounded: What of a group's channels really goes.
+            least: How many of each group go whatever the share is.
         """
         weights = self._weights()
         steps: list[tuple[float, int, Group]] = []
@@ -92,7 +97,7 @@ class Budget:
             for place, (channel, loss) in enumerate(order):
                 price = loss / max(1 - lost, _LEAST_LEFT) ** 2  # of lost / (1 - lost), the noise to what is left
                 highest, lost = max(highest, price / max(weights[channel], 1e-30)), lost + loss
-                steps.append((highest, place, group))
+                steps.append((-1.0 if place < least[group] else highest, place, group))
         steps.sort(key=lambda step: step[:2])
 
         def going(end: int) -> dict[Group, Sequence[int]]:
@@ -105,7 +110,8 @@ class Budget:
         def gone(end: int) -> float:
             return 1 - self.left({channel for channels in going(end).values() for channel in channels})
 
-        return going(min(bisect_left(range(len(steps) + 1), share, key=gone), len(steps)))
+        first = sum(least.values())
+        return going(min(bisect_left(range(len(steps) + 1), share, first, key=gone), len(steps)))
 
     def _weights(self) -> dict[int, float]:
         found: dict[int, float] = defaultdict(float)

@@ -77,18 +77,19 @@ def rank_by_weights(program: Program, found: Dependencies, group: Group, most: i
     return rank_by(found, group, {layer: filters(module, layer).square().sum(1) for layer in group.layers}, most) or []
 
 
-def down_to(found: Dependencies, group: Group, order: Order, floors: Mapping[fx.Node, int]) -> Order:
-    """Return the start of a group's order behind which a layer would keep fewer channels than its floor.
+def must_go(found: Dependencies, group: Group, order: Order, ceilings: Mapping[fx.Node, int]) -> int:
+    """Return how many of a group's channels go before a layer keeps no more than its ceiling.
 
-    Of a layer whose channels are of several groups, each keeps its part of the floor.
+    Of a layer whose channels are of several groups, each keeps its part of the ceiling.
     """
-    for layer in floors.keys() & set(group.layers):
+    most = 0
+    for layer in ceilings.keys() & set(group.layers):
         own, places = found.outputs[layer], Counter(found.outputs[layer])
         mine = sum(places[channel] for channel in group.channels)
-        spare = mine - math.ceil(floors[layer] * mine / len(own))
+        surplus = mine - math.floor(ceilings[layer] * mine / len(own))
         gone = itertools.accumulate(places[channel] for channel, _ in order)
-        order = order[: sum(count <= spare for count in gone)]
-    return order
+        most = max(most, sum(count < surplus for count in gone) + (surplus > 0))
+    return min(most, len(order))
 
 
 def round_down(found: Dependencies, group: Group, going: Sequence[int], multiple: int) -> Sequence[int]:

@@ -321,7 +321,7 @@ def test_fusing_first_cuts_the_same_channels() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"ratio": 1.0}, {"ratio": -0.1}, {"ratio": 0.5, "round_to": 0}, {"ratio": 0.5, "floors": {"0": 0}}],
+    [{"ratio": 1.0}, {"ratio": -0.1}, {"ratio": 0.5, "round_to": 0}, {"ratio": 0.5, "ceilings": {"0": 0}}],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="PruneChannels"):
