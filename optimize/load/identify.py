@@ -31,6 +31,9 @@ _LFS_HINT = "Fetch the real file with 'git lfs pull'."
 #: Of a safetensors file: 10,000 tensors have 2 MB of names.
 _HEADER_BYTES = 25_000_000
 
+#: Of an ONNX file, behind the version of its format: from the producer's name to the graph and what it imports.
+_SECOND_FIELDS = (b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42")
+
 _ARTIFACTS = (
     (b"vtrt", "a TensorRT-RTX engine"),
     (b"ftrt", "a TensorRT engine"),
@@ -70,7 +73,7 @@ def identify(path: Path) -> Kind:
         if 8 + length > size:
             raise Refused(f"'{path}' is a safetensors file that is cut off.", hint="Download the file again.")
         return Kind.SAFETENSORS
-    if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+    if head[:1] == b"\x08" and head[2:3] in _SECOND_FIELDS:
         return Kind.ONNX
     raise _foreign(path, head)
 

@@ -60,8 +60,9 @@ def test_real_files_of_other_programs(tmp_path: Path) -> None:
         identify(path)
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value], [value])
-    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    assert identify(path) is Kind.ONNX
+    for told in ({}, {"model_version": 3}, {"doc_string": "of an export without a producer"}):
+        path.write_bytes(onnx.helper.make_model(graph, **told).SerializeToString())
+        assert identify(path) is Kind.ONNX
     with path.open("wb") as file:
         np.savez(file, x=np.zeros(2))
     with pytest.raises(Refused, match="npz of NumPy arrays"):
