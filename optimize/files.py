@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import stat
@@ -21,6 +22,8 @@ _NOT_A_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Letters of a file's name that its temporary name repeats; with the random part it stays within 255 bytes.
 _REPEATED = 40
+#: Bytes of the random part, two hexadecimal digits each.
+_RANDOM = 4
 _PIECE_BYTES = 1 << 20
 #: Of the summary of a step: of a longer one GitHub shows nothing.
 APPENDED_BYTES = 1 << 20
@@ -38,7 +41,7 @@ def whole(path: Path) -> Iterator[Path]:
     with refusing(path):
         beside = path.parent if keeper is None else keeper.folder
         beside.mkdir(parents=True, exist_ok=True)
-        temporary = beside / f".{path.stem[:_REPEATED]}-{secrets.token_hex(4)}{path.suffix}"
+        temporary = beside / f".{path.stem[:_REPEATED]}-{secrets.token_hex(_RANDOM)}{path.suffix}"
         # With the permissions that the user's settings give a new file: a confined process cannot change them later.
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
@@ -52,6 +55,12 @@ def whole(path: Path) -> Iterator[Path]:
                 temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def left_of(path: Path) -> Iterator[Path]:
+    """Yield what writing ``path`` left beside it where it was killed."""
+    digits = "[0-9a-f]" * 2 * _RANDOM
+    yield from path.parent.glob(f".{glob.escape(path.stem[:_REPEATED])}-{digits}{glob.escape(path.suffix)}")
 
 
 def check(path: Path) -> None:

@@ -33,7 +33,7 @@ def write(path: Path, settings: str, state: Any) -> None:
     """
     kept = {name: _tensor(value).detach().cpu().clone().contiguous() for name, value in leaves(state).items()}
     with files.refusing(path):
-        for left in path.parent.glob(f".{path.stem}-*{path.suffix}"):  # by one that was killed meanwhile
+        for left in files.left_of(path):  # by one that was killed meanwhile
             left.unlink()
     with files.whole(path) as temporary:
         try:
