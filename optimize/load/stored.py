@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -48,7 +49,7 @@ def store(program: Program, folder: Path) -> None:
     """Write a captured program into a folder as plain data.
 
     Raises:
-        Refused: It calls an operator, or holds a weight, that plain data does not hold.
+        Refused: It calls an operator, or holds a weight, that plain data does not hold; or there is no room for it.
     """
     try:
         found = describe(program.graph_module)
@@ -72,8 +73,25 @@ def store(program: Program, folder: Path) -> None:
         "notes": program.notes,
         "guessed": program.guessed,
     }
-    (folder / _GRAPH_FILE).write_text(json.dumps(content), encoding="utf-8")
-    save_file({**{path: tensor.clone() for path, tensor in tensors.items()}, **examples}, folder / _TENSORS_FILE)
+    with leaving("the model"):
+        (folder / _GRAPH_FILE).write_text(json.dumps(content), encoding="utf-8")
+        save_file({**{path: tensor.clone() for path, tensor in tensors.items()}, **examples}, folder / _TENSORS_FILE)
+
+
+@contextlib.contextmanager
+def leaving(what: str) -> Iterator[None]:
+    """Tell a folder that does not take what one process leaves there for another.
+
+    Raises:
+        Refused: It does not.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise Refused(
+            f"The temporary folder has no room for {what}: {first_line(error).rstrip('.')}.",
+            hint="Free space there, or choose another with TMPDIR.",
+        ) from error
 
 
 def restore(folder: Path) -> Program:

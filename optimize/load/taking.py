@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from optimize import sandbox
@@ -119,13 +118,8 @@ def _write_inputs(folder: Path, inputs: Inputs) -> OptimizeError | None:
     except UsageError as error:
         return error
     tensors = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(found)}
-    try:
+    with stored.leaving("the example inputs"):
         save_file(tensors, folder / _INPUTS)
-    except SafetensorError as error:
-        raise Refused(
-            f"The example inputs cannot be written into the temporary folder: {error}.",
-            hint="Free space there, or choose another with TMPDIR.",
-        ) from error
     return None
 
 
@@ -198,7 +192,8 @@ def _write_state(folder: Path, state: weights.StateDict, name: str) -> list[str]
     """Write the tensors of a state dict, each with its own values, and return what was left out."""
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     try:
-        save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / _STATE)
+        with stored.leaving("the weights"):
+            save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / _STATE)
     except (KeyError, ValueError, RuntimeError) as error:
         kinds = sorted({f"{value.dtype} {value.layout}" for value in tensors.values()})
         raise Refused(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from optimize.job import Job, open_program
 from optimize.load import misfits, operators, stored
 from optimize.load.description import Malformed, read_argument, read_tree, write_argument, write_tree
 from optimize.load.identify import Kind
-from optimize.load.taking import Capturing, take_over
+from optimize.load.taking import Capturing, _write_state, take_over
 from optimize.program import Program
 from optimize.recipe import parse
 from tests import references
@@ -49,6 +50,21 @@ def test_a_program_goes_through_plain_data(name: str, tmp_path: Path) -> None:
     restored = stored.restore(tmp_path)
     same(program, restored)
     restored.export()
+
+
+@pytest.mark.parametrize("room", [64, 2**14])
+def test_a_folder_without_room_is_told_as_that(room: int, tmp_path: Path) -> None:
+    """The first is too small for the graph, the second for the weights."""
+    program = capture(nn.Linear(100, 100).eval(), (torch.ones(2, 100),))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(Refused, match=r"temporary folder has no room for the model: .*File too large"):
+            stored.store(program, tmp_path)
+        with pytest.raises(Refused, match=r"temporary folder has no room for the weights: .*File too large"):
+            _write_state(tmp_path, dict(program.source.state_dict()), "weights.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Odd(nn.Module):
