@@ -373,6 +373,20 @@ def test_an_honest_picture_of_some_size_is_not_padded(kind: str, tmp_path: Path)
     assert whole(open_data(tmp_path, inputs=(RAW,)))[0].shape[0] == 1
 
 
+def test_a_bmp_in_runs_is_read_or_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoder asks for each byte by itself."""
+    line = bytes(value for column in range(240) for value in (1, column)) + b"\0\0"
+    table, body = bytes(value for grey in range(256) for value in (grey, grey, grey, 0)), line * 240 + b"\0\1"
+    sizes = struct.pack("<IiiHHIIiiII", 40, 240, 240, 1, 8, 1, len(body), 0, 0, 256, 0)
+    start = 14 + len(sizes + table)
+    content = struct.pack("<2sIHHI", b"BM", start + len(body), 0, 0, start) + sizes + table + body
+    (tmp_path / "runs.bmp").write_bytes(content)
+    assert whole(open_data(tmp_path, inputs=(RAW,)))[0].max() > 100
+    monkeypatch.setattr("optimize.data.image_folder._MOST_RUNS", 100_000)
+    with pytest.raises(Refused, match="run-length encoded BMP"):
+        open_data(tmp_path, inputs=(RAW,))
+
+
 def test_flat_folder_has_no_labels_and_reads_lazily(tmp_path: Path) -> None:
     for index in range(40):
         picture(tmp_path / f"{index:02}.jpg", (index, 0, 0))

@@ -33,6 +33,8 @@ _SCAN, _MOST_SCANS = b"\xff\xda", 16
 _WRITTEN_OUT, _MOST_COMMENTS = (b"P1", b"P2", b"P3"), 1000
 #: Reads that a decoder needs beyond one for as many bytes, and the bytes that it reads before it knows the picture.
 _READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
+#: Bytes of a run-length encoded BMP, which its decoder asks for one by one, in Python.
+_MOST_RUNS = 1 << 24
 #: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
@@ -133,6 +135,10 @@ def _decoded(file: Path, mode: str) -> Image.Image:
                     raise ValueError("its pixels have more than 8 bits, and which number is white is not said")
                 if opened.info.get("compression") in _FAX:
                     raise ValueError("it is a fax")
+                if any(tile[0] == "bmp_rle" for tile in opened.tile):
+                    if len(content) > _MOST_RUNS:
+                        raise ValueError(f"it is a run-length encoded BMP of more than {_MOST_RUNS >> 20} MiB")
+                    watched.reads -= len(content)
                 _refuse_passes(opened, content)
                 if content[:2] in _WRITTEN_OUT and content.count(b"#") > _MOST_COMMENTS:
                     raise ValueError("it is full of comments")
