@@ -26,6 +26,7 @@ from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.recipe import Recipe
 from optimize.regular import shown
 from optimize.targets.arrays import to_array, to_tensor
+from optimize.wording import plural
 
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
@@ -95,19 +96,28 @@ class Datasets:
         )
         return told if words else ""
 
+    def miscounted(self, found: Accuracy | None, original: Program) -> str:
+        """Return that an answer names one of fewer classes than there are sub-folders, or of more; empty otherwise."""
+        data, sizes = self.evaluation, original.outputs[0].meta["val"].shape[1:]
+        is_of_classes = found is not None and found.guessed is not None and len(sizes) == 1
+        if data is None or not is_of_classes or data.classes in (0, *sizes):
+            return ""
+        return (
+            f"'{shown(data.name)}' has {plural(data.classes, 'sub-folder')}, the model {plural(sizes[0], 'output')}: "
+            "folders are numbered from 0 by name, so a missing one shifts all behind it. An empty one keeps the place."
+        )
+
     def doubt(self, found: Accuracy | None, original: Program) -> str:
         """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
         if found is None or not found.no_better:
             return ""
         data = self.evaluation if self.evaluation and self.evaluation.classes else None
         labels = "labels" if data is None else f"the sub-folders of '{shown(data.name)}', counted from 0,"
-        sizes = original.outputs[0].meta["val"].shape[1:]
-        is_other = data is not None and len(sizes) == 1 and sizes[0] != data.classes
-        differs = f" (here {data.classes}, of its {sizes[0]} outputs)" if data and is_other else ""
         prepared = self.preprocessing and f"Pictures were prepared by --preprocess '{self.preprocessing}'."
         texts = (
             f"The original has {found.no_better}: what is no better than guessing does not show what a file loses.",
-            f"Check that {labels} are the model's classes{differs}, in its order, and samples as in training.",
+            f"Check that {labels} are the model's classes, in its order, and samples as in training.",
+            self.miscounted(found, original),
             self.guessed or self.unused or prepared,
             "Where nearly all are of one class, judge by another figure: --metric package.module:callable.",
         )

@@ -101,6 +101,15 @@ def test_a_picture_is_squashed_by_every_interpolation(pictures: Path, interpolat
     assert np.array_equal(opened(pictures, f"resize=32x32 interpolation={interpolation} order=bgr", raw), found.flip(1))
 
 
+def test_an_empty_folder_counts_as_a_class(pictures: Path, tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / name).symlink_to(pictures / name)
+    (tmp_path / "aphid").mkdir()
+    data = open_data(tmp_path, inputs=[SPEC], labelled=True)
+    assert data.classes == 3
+    assert sorted({label for batch in data.batches(4) for label in batch.labels.tolist()}) == [0, 2]
+
+
 def test_what_stands_in_the_report_is_what_was_done(pictures: Path) -> None:
     for said in (COUNTED, "crop=1", "crop=0.9 order=bgr", "resize=40x50 size=32", ""):
         image = ImagePreprocessing.read(read_words(said))
@@ -124,9 +133,13 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     assert "has 20.40 %" in unlikely and "labels are the model's classes," in unlikely and partly.guessed in unlikely
     assert "labels are the model's classes," in told and data.prepared in told
     named = replace(partly, evaluation=data).doubt(at_chance, of_five)
-    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes (here 2, of its 5" in named
+    assert f"the sub-folders of '{pictures}', counted from 0, are the model's classes, in" in named
     assert partly.guessed in named, "either may be what is wrong"
-    assert "classes, in" in replace(partly, evaluation=replace(data, classes=5)).doubt(at_chance, of_five)
+    two, five = (replace(partly, evaluation=replace(data, classes=count)) for count in (2, 5))
+    assert two.miscounted(at_chance, of_five) in two.doubt(at_chance, of_five)
+    assert two.miscounted(better, of_five).startswith(f"'{pictures}' has 2 sub-folders, the model 5 outputs: ")
+    assert not five.miscounted(better, of_five) and not partly.miscounted(better, of_five)
+    assert not two.miscounted(replace(better, guessed=None), of_five), "an embedding's size is no number of classes"
     arrays = replace(partly, calibration=None, evaluation=replace(data, prepared="", name="x.npz"))
     assert "std of --preprocess were not used: 'x.npz' is no folder" in arrays.unused in arrays.warnings
     assert (

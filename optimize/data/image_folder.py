@@ -50,6 +50,7 @@ class ImageFolder:
         size: Height and width of the crop.
         spec: The input they are for. A uint8 input takes the pixels as they are, without mean and std.
         image: How they are prepared.
+        classes: How many sub-folders there are, also empty ones.
     """
 
     files: tuple[Path, ...]
@@ -57,6 +58,7 @@ class ImageFolder:
     size: tuple[int, int]
     spec: InputSpec
     image: ImagePreprocessing
+    classes: int = 0
 
     def chunks(self) -> Iterator[Batch]:
         """Yield the images, 32 at a time, large ones fewer.
@@ -182,7 +184,8 @@ def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocess
         return ImageFolder(tuple(files), None, size, specs[0], image)
     numbered = [[(file, label) for file in files] for label, files in enumerate(groups)]
     turns = [entry for turn in itertools.zip_longest(*numbered) for entry in turn if entry is not None]
-    return ImageFolder(tuple(file for file, _ in turns), tuple(label for _, label in turns), size, specs[0], image)
+    found, labels = zip(*turns, strict=True)
+    return ImageFolder(found, labels, size, specs[0], image, len(groups))
 
 
 def _classes(folder: Path) -> list[Path]:

@@ -94,7 +94,8 @@ def assemble(
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
     doubt = datasets.doubt(eager.accuracy, model.program)
-    warned = (text for text in datasets.warnings if text not in doubt)
+    told = (*datasets.warnings, datasets.miscounted(eager.accuracy, model.program))
+    warned = (text for text in told if text not in doubt)
     about = [*model.warnings, *model.program.notes, *warned, *dict.fromkeys(_about_passes(variants))]
     if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):
         what = "Files that round were not judged, because there was noise alone"
