@@ -42,6 +42,7 @@ class Datasets:
         said: How pictures become inputs, as far as somebody said it, by the words of ``--preprocess``.
         metric: What files are judged by; None for that which fits labels and outputs.
         included: Whether the files do themselves what was said.
+        size_guessed: Whether nobody said how large the pictures are that the model takes.
     """
 
     calibration: Samples | None
@@ -49,6 +50,7 @@ class Datasets:
     said: Mapping[str, str] = field(default_factory=dict)
     metric: Metric | None = None
     included: bool = False
+    size_guessed: bool = False
 
     @property
     def preprocessing(self) -> str:
@@ -90,6 +92,8 @@ class Datasets:
     def guessed(self) -> str:
         """That pictures were prepared in a way that nobody said; empty where somebody did, or there were none."""
         words = [word for word in self.unsaid if word != "order"]  # which is RGB for all but a few
+        if self.size_guessed and self.preprocessing and (size := read_words(self.preprocessing).get("size")):
+            words.insert(0, f"size ({size}, guessed)")
         told = (
             f"Pictures were prepared ImageNet's way in {', '.join(words)}, because nothing else was said: if the "
             f"model was trained otherwise, change what differs in --preprocess '{self.preprocessing}'."
@@ -209,6 +213,7 @@ def open_datasets(
             said=recipe.preprocessing,
             metric=metric,
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
+            size_guessed=bool(program.guessed) and "size" not in recipe.preprocessing,
         )
     except UsageError as error:
         raise UsageError(error.what, hint="\n".join(filter(None, (error.hint, program.guessed)))) from error

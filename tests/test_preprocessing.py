@@ -125,6 +125,7 @@ def test_what_nobody_said_of_pictures_is_warned_of_and_stands_in_the_recipe(pict
     recipe, data = parse({"preprocess": said}), open_data(pictures, inputs=[SPEC], image=ImagePreprocessing.read(said))
     partly, wholly = Datasets(data, None, said=said), Datasets(data, None, said=read_words(data.prepared))
     assert any("ImageNet's way in interpolation, mean, because" in text for text in partly.warnings)
+    assert "way in size (32, guessed), interpolation, mean, because" in replace(partly, size_guessed=True).guessed
     assert not any("ImageNet" in text for text in (*wholly.warnings, *Datasets(None, None).warnings))
     at_chance, better = (Accuracy("top1", share, share, 500, guessed=0.204) for share in (0.2, 0.3))
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 32), torch.nn.Flatten()).eval()
