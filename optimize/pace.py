@@ -46,15 +46,18 @@ _APART = 0.002
 #: A trial is no nearer to one of the two around it than by this share of their distance.
 _LEAST_STEP = 0.1
 _OF = {
-    "time": "of the layers' time", "macs": "of the macs", "params": "of the parameters", "channels": "of all channels"
-}  # fmt: skip
+    "time": "of the layers' time, by estimate",
+    "macs": "of the macs",
+    "params": "of the parameters",
+    "channels": "of all channels",
+}
 #: An interval wider than this share of its middle tells too little.
 _WIDE = 0.1
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a file takes after a cut: as a share of what the uncut one takes, with its 95 % interval; seconds."""
+    """What a file takes after a cut: as a share of the uncut one's, with its 95 % interval; seconds of both."""
 
     cut: Cut
     widths: _Widths
@@ -62,6 +65,7 @@ class _Trial:
     low: float = 1.0
     high: float = 1.0
     seconds: float = 0.0
+    uncut_s: float = 0.0
 
     @property
     def share(self) -> float:
@@ -156,11 +160,11 @@ class Pace:
             last = self._variants(thin)[-1]
             file = self._written(last, folder / str(count))
             with Fleet([whole, file], threads=self.threads, remote=self.remote) as fleet:
-                timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings[1]
-            if timing.latency is None or timing.speedup is None:
+                uncut, timing = measure(fleet, one_sample(last.program), budget_s=_BUDGET_S).timings
+            if uncut.latency is None or timing.latency is None or timing.speedup is None:
                 raise Refused(f"A file with less in it could not be timed: {timing.failure}.")
-            gain, seconds = timing.speedup, timing.latency.median_s
-            known[widths] = _Trial(cut, widths, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low, seconds)
+            gain, seconds = timing.speedup, (timing.latency.median_s, uncut.latency.median_s)
+            known[widths] = _Trial(cut, widths, 1 / gain.ratio, 1 / gain.ci_high, 1 / gain.ci_low, *seconds)
         return replace(known[widths], cut=cut)
 
     def _seconds(self, whole: Artifact) -> float:
@@ -190,9 +194,9 @@ class Pace:
         """Say what a file took."""
         between = form.interval(trial.took, trial.low, trial.high)
         doubt = " The machine was too busy to tell it nearer." if trial.high - trial.low > _WIDE * trial.took else ""
-        took = f"{form.seconds(trial.seconds)}, {trial.took:.2f}x {between} of the uncut one's time"
-        cutting = f"with {100 * trial.share:.1f} % {_OF[trial.cut.of]} cut"
-        return f"--latency {self.asked}: {cutting}, the {self.target.name} file takes {took}.{doubt}"
+        of = f"of the uncut one's {form.seconds(trial.uncut_s)}; cut: {100 * trial.share:.1f} % {_OF[trial.cut.of]}"
+        took = f"{form.seconds(trial.seconds)}, {trial.took:.2f}x {between} {of}"
+        return f"--latency {self.asked}: the {self.target.name} file takes {took}.{doubt}"
 
 
 def keep_pace(

@@ -30,7 +30,7 @@ from optimize.measure.quality import Quality, judge, judge_elsewhere
 from optimize.measure.remote import Remote, connected
 from optimize.measure.subjects import why_barred
 from optimize.pace import keep_pace
-from optimize.passes.base import Pass, Stage
+from optimize.passes.base import ASKED, Pass, Stage
 from optimize.pipeline import Pipeline, Step, Trace, Variant, require_passes, transform
 from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
@@ -332,7 +332,8 @@ def write_file(
 
 
 def _noted(step: Step, notes: Sequence[str]) -> Step:
-    return replace(step, outcome=replace(step.outcome, notes=(*notes, *step.outcome.notes)))
+    own = (note for note in step.outcome.notes if not (notes and note.endswith(ASKED)))
+    return replace(step, outcome=replace(step.outcome, notes=(*notes, *own)))
 
 
 def enter(program: Program, passes: Sequence[Pass]) -> Trace:

@@ -257,6 +257,9 @@ class IntegerPass(PrecisionPass):
 #: What a share is of, in the words of a report.
 _MEASURED = {"params": "parameters", "macs": "multiply-accumulates", "time": "layers' time"}
 
+#: How the sentence about such a share ends, which says nothing to who has asked for a time.
+ASKED = "were asked for."
+
 
 class Cutting(Pass):
     """Base of the passes that make a program smaller by a share; each declares these fields, and what more it takes.
@@ -318,4 +321,4 @@ class Cutting(Pass):
 
     def told(self, gone: float) -> str:
         """Say which share went."""
-        return f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % were asked for."
+        return f"{100 * gone:.1f} % of the {_MEASURED[self.of]} went; {100 * self.ratio:g} % {ASKED}"

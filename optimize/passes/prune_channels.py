@@ -31,8 +31,7 @@ GRANULE = 8
 
 NOT_FINE_TUNED = (
     "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
-    "optimize.narrow(module, program) gives your own module these widths, to train it on. "
-    "Measure accuracy on your data before deploying."
+    "optimize.narrow(module, program) gives your own module these widths, to train it on."
 )
 
 

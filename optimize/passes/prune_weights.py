@@ -28,7 +28,7 @@ SPARSE = (
     "TensorRT has kernels that skip these zeros, on GPUs from Ampere on: --target-option tensorrt.sparse_weights=true. "
     "On CPUs, ONNX Runtime and OpenVINO multiply by them as by any number."
 )
-NOT_FINE_TUNED = "The weights were not fine-tuned afterwards: expect lower accuracy; measure it before deploying."
+NOT_FINE_TUNED = "The weights were not fine-tuned afterwards: expect lower accuracy."
 #: Rows of weights that an order of the channels is sought by, and the share of what is lost that a search must gain.
 _ROWS, _WORTH = 1024, 0.995
 

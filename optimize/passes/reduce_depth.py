@@ -27,8 +27,7 @@ Saving = Literal["macs", "params", "time"]
 
 _NOT_FINE_TUNED = (
     "Layers stand for others without fine-tuning: expect lower accuracy until the weights are trained again. "
-    "optimize.narrow(module, program) gives your own module these layers, to train it on. "
-    "Measure accuracy on your data before deploying."
+    "optimize.narrow(module, program) gives your own module these layers, to train it on."
 )
 
 
