@@ -11,6 +11,7 @@ from optimize import named
 from optimize.errors import Refused, first_line
 from optimize.load.narrowing import narrow
 from optimize.merged import STANDS_FOR
+from optimize.wording import named as listed
 
 _WRAPPERS = (
     "state_dict",
@@ -24,6 +25,8 @@ _WRAPPERS = (
     "module",
 )
 _PREFIXES = {"module.": "DataParallel", "_orig_mod.": "torch.compile", "model.": "a training wrapper"}
+#: What BatchNorm counts since torch 0.4.1; it plays no part in inference.
+_COUNT = "num_batches_tracked"
 StateDict = Mapping[str, Any]
 
 
@@ -86,9 +89,9 @@ def is_state_dict(value: Any) -> bool:
 
 def needs_model(state: StateDict, name: str) -> Refused:
     """Return the refusal of a state dict that came without a factory."""
-    first = ", ".join(list(state)[:4])
+    of_layers = [key for key in state if not key.endswith(_COUNT)] or list(state)
     return Refused(
-        f"'{name}' is a state dict: {len(state)} tensors ({first}, ...) without the code of the model.",
+        f"'{name}' is a state dict: {len(state)} tensors ({listed(of_layers, 4)}) without the code of the model.",
         hint="Give --model package.module:factory, which makes the module that they belong to.",
     )
 
@@ -126,12 +129,19 @@ def narrowed(module: torch.nn.Module, state: StateDict) -> tuple[torch.nn.Module
     own = module.state_dict()
     state, _ = _without_prefix(state, own)
     if shorter := [key.removesuffix(f".{STANDS_FOR}") for key in state if key.endswith(f".{STANDS_FOR}")]:
-        return narrow(module, state), [f"Took layers that stand for several from the state dict: {_first(shorter)}."]
+        return narrow(module, state), [f"Took layers that stand for several from the state dict: {listed(shorter, 4)}."]
     others = [key for key in own if key in state and _is_other_shape(state[key], own[key])]
-    is_whole = all(key in state or key.endswith("num_batches_tracked") for key in own)
+    is_whole = all(key in state or key.endswith(_COUNT) for key in own)
     if not others or not is_whole or not all(_is_within(state[key], own[key]) for key in others):
         return module, []  # `fit` says what is missing
-    return narrow(module, state), [f"Took the widths of the state dict, which was pruned: {_first(others)}."]
+    _, *more = {key.rpartition(".")[0] for key in others}
+    if not more and all(state[key].shape[1:] == own[key].shape[1:] for key in others):
+        return module, []  # nobody reads less: another number of outputs, which no pruning leaves
+    known = f"{others[0]} is {list(state[others[0]].shape)}, not {list(own[others[0]].shape)}"
+    return narrow(module, state), [
+        f"The weights are narrower than --model makes them ({known}) and were taken as pruned: if they were not, the "
+        "factory has other arguments."
+    ]
 
 
 def _is_within(value: Any, own: Any) -> bool:
@@ -149,8 +159,7 @@ def _without_prefix(state: StateDict, own: StateDict) -> tuple[StateDict, list[s
 
 
 def _differences(state: StateDict, own: StateDict) -> list[str]:
-    # BatchNorm counts batches since torch 0.4.1; the count plays no part in inference.
-    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    missing = [key for key in own if key not in state and not key.endswith(_COUNT)]
     unexpected = [key for key in state if key not in own]
     shapes = [
         f"{key} is {list(state[key].shape)} and should be {_shape(own[key])}"
@@ -158,11 +167,7 @@ def _differences(state: StateDict, own: StateDict) -> list[str]:
         if key in state and _is_other_shape(state[key], own[key])
     ]
     groups = ((missing, "missing"), (unexpected, "unexpected"), (shapes, "of another shape"))
-    return [f"{len(keys)} {noun}: {_first(keys)}" for keys, noun in groups if keys]
-
-
-def _first(entries: list[str], most: int = 4) -> str:
-    return ", ".join(entries[:most]) + (", ..." if len(entries) > most else "")
+    return [f"{len(keys)} {noun}: {listed(keys, 4)}" for keys, noun in groups if keys]
 
 
 def _shape(own: Any) -> str:

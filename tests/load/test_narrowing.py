@@ -204,7 +204,21 @@ def test_a_file_of_pruned_weights_opens_with_the_factory(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code, file, out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Took the widths of the state dict" in done.stdout
+    assert "weights are narrower than --model makes them (" in done.stdout and "taken as pruned: if" in done.stdout
+
+
+def test_fewer_outputs_are_no_pruning_and_are_refused() -> None:
+    wide, few = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, count)) for count in (8, 6))
+    assert weights.narrowed(wide, few.state_dict()) == (wide, [])
+    with pytest.raises(Refused, match=r"2 of another shape: 1.weight is \[6, 4\] and should be \[8, 4\]"):
+        weights.fit(wide, few.state_dict(), "six.pt")
+    thin, (told,) = weights.narrowed(wide, nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 8)).state_dict())
+    assert "(0.weight is [2, 3], not [4, 3]) and were taken as pruned" in told and thin[0].weight.shape == (2, 3)
+
+
+def test_a_state_dict_is_recognised_by_its_layers() -> None:
+    told = str(weights.needs_model(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)).state_dict(), "x.pt"))
+    assert "(0.weight, 0.bias, 0.running_mean, 0.running_var and 2 more)" in told
 
 
 def test_weights_whose_kernels_do_not_look_fit_each_other() -> None:
