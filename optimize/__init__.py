@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # isort: off
     from optimize.passes.merging import merge_branches as merge_branches
     from optimize.pipeline import Pipeline as Pipeline
     from optimize.program import Program as Program
-    from optimize.registry import register_pass as register_pass
+    from optimize.registry import register_pass as register_pass, register_target as register_target
     from optimize.training import Training as Training
     from optimize.workflow import export as export, optimize as optimize
 
@@ -64,7 +64,7 @@ _HOMES = {
     "merge_branches": "optimize.passes.merging",
     "narrow": "optimize.load.narrowing",
     "Program": "optimize.program",
-    "register_pass": "optimize.registry",
+    **dict.fromkeys(("register_pass", "register_target"), "optimize.registry"),
     "Training": "optimize.training",
     "Pipeline": "optimize.pipeline",
     "optimize": "optimize.workflow",

@@ -165,7 +165,7 @@ def scaled(text: str, units: Mapping[str, float]) -> float:
     """
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ/]+)\s*", text.lower())
     if found is None or found[2] not in units:
-        raise ValueError(f"'{shortened(text)}' needs a unit: {', '.join(units)}")
+        raise ValueError(f"'{shortened(text)}' needs a unit: {', '.join(filter(str.isascii, units))}")
     return finite(float(found[1]) * units[found[2]])
 
 
@@ -214,7 +214,10 @@ def read_pace(text: str) -> tuple[float, bool]:
     >>> read_pace("5ms"), read_pace("0.5x")
     ((0.005, False), (0.5, True))
     """
-    number = scaled(text, {**SECONDS, "x": 1.0})
+    try:
+        number = scaled(text, {**SECONDS, "x": 1.0})
+    except ValueError as error:
+        raise ValueError(f"{error}, such as 5ms, or 0.5x for that share of the time") from error
     is_share = text.rstrip().lower().endswith("x")
     if number <= 0 or (is_share and number >= 1):
         raise ValueError(f"'{text}' is not a time such as 5ms, nor a share of the time below one such as 0.5x")

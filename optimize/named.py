@@ -20,6 +20,8 @@ from optimize.errors import Refused, UsageError, blaming, nearest, raised, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
+_ALONE = "It is called without arguments; wrap it in a function that fills them in."
+
 
 def is_named(text: str) -> bool:
     """Tell whether a text has the form ``package.module:name``."""
@@ -35,6 +37,15 @@ def meant(text: str) -> str:
     home, colon, name = text.partition(":") if ":" in text else text.rpartition(".")
     found = f"{home.removesuffix('.py').removeprefix('./').replace('/', '.')}:{name}"
     return found if colon and is_named(found) else "package.module:factory"
+
+
+def advice(text: str) -> str:
+    """Return what to write in place of a text that names no factory.
+
+    >>> advice("nets:Net(6)"), advice("nets.Net")
+    ('It is called without arguments; wrap it in a function that fills them in.', 'Write nets:Net.')
+    """
+    return _ALONE if is_named(text.partition("(")[0]) else f"Write {meant(text)}."
 
 
 def named_in(content: Any, but: Callable[[str], bool] = lambda text: False) -> Iterator[str]:
@@ -91,8 +102,7 @@ def call(found: Any, spec: str) -> Any:
     """
     if not callable(found):
         raise Refused(f"'{spec}' is of type {type(found).__name__} and cannot be called.")
-    hint = "It is called without arguments; wrap it in a function that fills them in."
-    with blaming(f"'{spec}'", hint, of=TypeError):
+    with blaming(f"'{spec}'", _ALONE, of=TypeError):
         return found()
 
 
@@ -128,16 +138,17 @@ def _attribute(owner: Any, name: str, spec: str) -> Any:
     except AttributeError as error:
         known = [entry for entry in dir(owner) if not entry.startswith("_")]
         close = difflib.get_close_matches(name, known, n=5) or known[:20]
-        hint = _elsewhere(owner, name) or (nearest(name, close) if close else "")
-        raise Refused(f"'{spec}': there is no '{name}'.", hint=hint) from error
+        raise Refused(f"'{spec}': there is no '{name}'.", hint=_elsewhere(owner, name, close)) from error
 
 
-def _elsewhere(owner: Any, name: str) -> str:
-    """Return which modules of a package define a name, by their text, for none is imported; else which there are."""
+def _elsewhere(owner: Any, name: str, known: list[str]) -> str:
+    """Return which modules of a package define a name, by their text, for none is imported; else what there is."""
     folders = map(Path, owner.__path__ if inspect.ismodule(owner) and hasattr(owner, "__path__") else ())
     found = {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
     defined = re.compile(rf"^((class|def) {name}\b|{name} *[:=])", re.MULTILINE)
     homes = [home for home, file in found.items() if defined.search(file.read_text(encoding="utf-8", errors="replace"))]
     if homes:
         return f"Name the module that defines it: {' or '.join(f'{owner.__name__}.{home}:{name}' for home in homes)}."
-    return f"'{owner.__name__}' has the modules {', '.join(found)}." if found else ""
+    modules = f"'{owner.__name__}' has the modules {', '.join(found)}." if found else ""
+    others = [entry for entry in known if entry not in found]
+    return f"{modules} {nearest(name, others) if others else ''}".strip()

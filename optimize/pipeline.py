@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from optimize.distances import output_error
-from optimize.errors import UsageError, VerificationFailed, attributed, require
+from optimize.errors import UsageError, VerificationFailed, attributed, is_foreign, require
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
@@ -169,6 +169,10 @@ def _run_pass(entry: Pass, program: Program, *, verify: bool) -> tuple[Step, Pro
     return step, changed
 
 
+#: What the author of a pass does whose answers differ.
+_INEXACT = "It declares Exactness.EXACT: a pass that may change answers declares ROUNDING or LOSSY."
+
+
 def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]:
     """Compare outputs at two batch sizes; return (max absolute error, the same relative to the largest output)."""
     worst, relative = 0.0, 0.0
@@ -181,11 +185,11 @@ def _verify(entry: Pass, before: Program, after: Program) -> tuple[float, float]
         shares = [error / scale for error, scale in errors]
         worst, relative = max([worst, *(error for error, _ in errors)]), max([relative, *shares])
         if entry.exactness is Exactness.EXACT:  # what others cost is for the user to judge, from the file
-            _require_exact(shares, before, given, expected)
+            _require_exact(entry, shares, before, given, expected)
     return worst, relative
 
 
-def _require_exact(shares: Sequence[float], before: Program, inputs: _Tensors, expected: _Tensors) -> None:
+def _require_exact(entry: Pass, shares: Sequence[float], before: Program, inputs: _Tensors, expected: _Tensors) -> None:
     """Refuse a pass by which outputs differ, as shares of their largest values, by more than rounding."""
     allowed = [EXACT_TOLERANCE.get(want.dtype, 0.0) for want in expected]
     if any(share > most for share, most in zip(shares, allowed, strict=True)):
@@ -195,7 +199,9 @@ def _require_exact(shares: Sequence[float], before: Program, inputs: _Tensors, e
         if share > most:
             raise VerificationFailed(
                 f"the outputs differ by {share:.1e} of the largest; exact allows {most:.0e}.",
-                hint="This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
+                hint=_INEXACT
+                if is_foreign(type(entry))
+                else "This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
             )
 
 

@@ -112,7 +112,8 @@ def check_it_runs(
         shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
         raise Refused(
             f"The model fails on inputs of shape {shapes}{_where(error, module)}: {spell(error)}.",
-            hint="Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
+            hint=_without_batch(shapes)
+            + "Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
             "--preprocess makes of pictures, the data, or the example inputs."
             + (_CHANNELS_LAST if any(map(_is_last, shapes)) else ""),
         ) from error
@@ -249,6 +250,12 @@ _CHANNELS_LAST = " Channels seem to be last: models take [N, C, H, W]; beside --
 def _is_last(shape: Sequence[int]) -> bool:
     """Tell whether a shape looks like pictures ``[N, H, W, C]``."""
     return len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] > 4
+
+
+def _without_batch(shapes: Sequence[Sequence[int]]) -> str:
+    """Return what to write where a shape looks like pictures with two batches, ``[N, N, C, H, W]``."""
+    twice = (",".join(map(str, shape[2:])) for shape in shapes if len(shape) == 5 and shape[2] in (1, 3))
+    return "".join(f"Leave the batch out: {sizes}. " for sizes in twice)
 
 
 def _check_input(value: Any) -> None:

@@ -306,7 +306,10 @@ def test_graphs_that_may_be_called_or_not_are_refused() -> None:
 def test_inputs_that_do_not_fit_are_told_apart_from_what_export_lacks() -> None:
     with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 5\]\]") as caught:
         optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 5))
-    assert "--input-shape" in caught.value.hint
+    assert caught.value.hint.startswith("Check --input-shape")
+    with pytest.raises(Refused, match="fails on inputs of shape") as caught:
+        optimize.capture(nn.Conv2d(3, 2, 3).eval(), torch.rand(2, 1, 3, 8, 9))
+    assert caught.value.hint.startswith("Leave the batch out: 3,8,9. Check")
 
 
 def test_a_part_left_in_training_mode_is_said() -> None:

@@ -243,6 +243,8 @@ def test_a_time_needs_something_to_cut_and_something_that_runs(
 def test_what_is_no_time_is_a_usage_error(words: str) -> None:
     with pytest.raises(ValueError, match=r"unit|time|bounds|could not convert"):
         bounds.read_pace(words)
+    with pytest.raises(ValueError, match=r"'0.6' needs a unit: s, ms, us, x, such as 5ms, or 0.5x for that share"):
+        bounds.read_pace("0.6")
     if words:
         done = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", f"--latency={words}"])
         assert done.exit_code == 2

@@ -93,7 +93,7 @@ def test_no_layer_is_paid_for_what_the_labels_cannot_tell(tmp_path: Path, monkey
     report = run(tmp_path, max_drop=0.5)
     (row,) = int8(report)
     assert given_back(row) == [] and row.bound is not None and row.bound.met is None
-    told = "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
+    told = "cannot be told with 180 labels: give about 500 or allow 1.9 points"
     assert report.warnings[0] == f"onnx int8, at most 0.5 points lost: {told}; found −1.11 points [−3.71, +1.25]."
     assert exit_code(report) == 3 and told in (tmp_path / "report.md").read_text()
 

@@ -24,7 +24,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.", failing=4)
 @click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
 @options.judgement(
-    "--max-regression", metavar="SHARE", help="The slowdown that must be found, such as 5%.  [default: 5%]"
+    "--max-regression",
+    metavar="SHARE",
+    help="The slowdown that must be found, such as 5%; half of it may already fail.  [default: 5%]",
 )
 @options.judgement("--max-seconds", type=float, metavar="S", help="Time of one comparison.  [default: 120]")
 @options.judgement(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from optimize import keeping
-from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory, spell
+from optimize.errors import Defect, OptimizeError, Refused, UsageError, lacks_memory, nearest, spell
 from optimize.escaping import plain, plain_lines, shortened
 
 DEBUG = "--debug"
@@ -127,9 +127,11 @@ def quiet(*, debug: bool) -> Iterator[None]:
 def _usage(error: click.ClickException) -> OptimizeError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "optimize"
-    alike = _alike(error.option_name, context) if isinstance(error, click.NoSuchOption) and context is not None else []
-    meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
-    told = error.message if alike else error.format_message()
+    meant, told = "", error.format_message()
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        told, alike = error.message, " or ".join(_alike(error.option_name, context))
+        near = nearest(error.option_name, error.possibilities or ()).partition("Known")[0]
+        meant = f"Did you mean {alike}? " if alike else near
     words = told.partition("unexpected extra argument")[2].strip("s ()").split()
     if context is not None and words:
         joined = (entry.opts[0] for entry in context.command.params if words[0] in getattr(entry.type, "choices", ()))

@@ -211,7 +211,8 @@ class Share(click.ParamType):
         what, _, number = str(value).rpartition("=")
         if what not in ("", "macs", "params"):
             self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
-        ratio = click.FloatRange(0, 1, max_open=True)(number, param, ctx)
+        whole = 100 if number.endswith("%") else 1
+        ratio = click.FloatRange(0, whole, max_open=True)(number.removesuffix("%"), param, ctx) / whole
         return {"ratio": ratio, **({"of": what} if what else {})}
 
 

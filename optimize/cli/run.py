@@ -147,8 +147,8 @@ _MOST_CUT = 0.95
 @options.judgement(
     "--max-drop",
     metavar="POINTS",
-    help="What INT8 may cost of the metric, in its unit (points of a share): layers go back to float until the file "
-    "keeps that.",
+    help="What INT8, half or cutting may cost of the metric, in its unit (points of a share): INT8 layers go back to "
+    "float until the file keeps that.",
 )
 @options.min_accuracy
 @options.judgement(

@@ -56,7 +56,7 @@ class ModelSource:
             UsageError: ``model`` is malformed, or given with a factory.
         """
         if model is not None and not named.is_named(model):
-            raise UsageError(f"--model '{model}' does not name a factory.", hint=f"Write {named.meant(model)}.")
+            raise UsageError(f"--model '{model}' does not name a factory.", hint=named.advice(model))
         path = Path(source)
         if not _is_there(path):
             _check_factory(str(source), model)

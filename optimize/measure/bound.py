@@ -215,7 +215,7 @@ def _least(found: Accuracy) -> str:
 
 def _advice(most: float, found: Accuracy) -> str:
     """Return that a bound cannot be told, with the samples that would tell it and the least bound that these tell."""
-    ways = [f"ask for {_least(found)}"]
+    ways = [f"allow {_least(found)}"]
     few, many = 1.0, _MOST_TIMES
     if _keeps(most, found, many) is not None:
         while many / few > 1.001:

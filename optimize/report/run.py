@@ -276,7 +276,7 @@ def coverage_summary(row: Row) -> str:
     left = form.plural(len(row.coverage.left_float), "operator")
     seen = [row.coverage.source, "" if row.status == "measured" else "not run"]
     placed = f"placed in INT8 ({', '.join(filter(None, seen))})" if any(seen) else "in INT8"
-    bound = f"; {row.bound.wanted} {row.bound.verdict}: {row.bound.found}" if row.bound else ""
+    bound = f"; asked: {row.bound.wanted}; {row.bound.verdict}: {row.bound.found}" if row.bound else ""
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
 
 

@@ -84,6 +84,7 @@ def test_what_wants_trust_is_told_as_a_command_to_paste(typed: Typed, monkeypatc
         (("check", "a.onnx", "b.onnx", "--calib", "d.npz"), "  Did you mean --data or --eval? "),
         (("run", "net.pt", "--fuze"), "'--fuse'"),
         (("run", "net.pt", "--max-latency", "5ms"), "'--latency'"),
+        (("run", "net.pt", "--preproces", "size=8"), "\n  Did you mean '--preprocess'? 'optimize run"),
         (("run", "net.pt", "--format", "onnx"), "  Did you mean --to? "),
         (("bench", "net.onnx", "--format", "onnx"), "No such option '--format'"),
     ],

@@ -100,13 +100,19 @@ def test_targets_may_be_given_one_by_one(jobs: list[Job]) -> None:
 
 def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
     assert asked(jobs, "--prune", "0.3") == {"PruneChannels": {"ratio": 0.3}}
+    assert asked(jobs, "--prune", "30%") == {"PruneChannels": {"ratio": 0.3}}
     assert asked(jobs, "--prune", "macs=0.5")["PruneChannels"] == {"ratio": 0.5, "of": "macs"}
     assert asked(jobs, "--prune", "params=0.25")["PruneChannels"] == {"ratio": 0.25, "of": "params"}
     fpgm = {"ratio": 0.5, "of": "macs", "criterion": "fpgm"}
     assert asked(jobs, "--prune", "macs=0.5", "--criterion", "fpgm")["PruneChannels"] == fpgm
     alone = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--criterion", "fpgm"])
     assert alone.exit_code and "none goes" in str(alone.exception)
-    for words, message in (("1.5", "not in the range"), ("bytes=0.5", "macs, params"), ("macs=half", "not a valid")):
+    for words, message in (
+        ("1.5", "not in the range"),
+        ("100%", "not in the range"),
+        ("bytes=0.5", "macs, params"),
+        ("macs=half", "not a valid"),
+    ):
         done = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--prune", words])
         assert done.exit_code == 2 and message in done.output
 

@@ -238,7 +238,7 @@ def test_a_class_that_a_package_has_in_a_module_is_told_with_that(
     """No module is imported for that: these two would raise."""
     package = tmp_path / "empty_package"
     package.mkdir()
-    (package / "__init__.py").touch()
+    (package / "__init__.py").write_text("Shelf = None\n")
     (package / "net.py").write_text("1 / 0\nclass Net: ...\nsmall = Net\n")
     (package / "odd.py").write_bytes(b"\xff\xfe = Nets(Net)\n")
     monkeypatch.chdir(tmp_path)
@@ -246,7 +246,7 @@ def test_a_class_that_a_package_has_in_a_module_is_told_with_that(
     for name, advice in (
         ("Net", "Name the module that defines it: empty_package.net:Net."),
         ("small", "Name the module that defines it: empty_package.net:small."),
-        ("Nets", "'empty_package' has the modules net, odd."),
+        ("Nets", "'empty_package' has the modules net, odd. Known: Shelf."),
     ):
         with pytest.raises(Refused, match=f"there is no '{name}'") as caught:
             load(f"empty_package:{name}")
@@ -260,6 +260,9 @@ def test_model_option(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load(tmp_path / "w.pt", model="tests/load/files.py:Net")
     assert caught.value.hint == "Write tests.load.files:Net."
+    with pytest.raises(UsageError, match="does not name a factory") as caught:
+        load(tmp_path / "w.pt", model="tests.load.files:Net(6)")
+    assert caught.value.hint.startswith("It is called without arguments; wrap it")
     with pytest.raises(UsageError, match="factory already"):
         load(NET, model=NET)
     torch.save(plain(), tmp_path / "m.pt")

@@ -80,12 +80,12 @@ def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> No
     bound = Bound(max_drop=0.5)
     found = bound.check(judged(2, 0, 180))
     assert found.found == "−1.11 points [−3.71, +1.25]"
-    assert found.why == "cannot be told with 180 labels: give about 500 or ask for 1.9 points"
+    assert found.why == "cannot be told with 180 labels: give about 500 or allow 1.9 points"
     assert Bound(max_drop=1.9).check(judged(2, 0, 180)).met is True
     assert Bound(max_drop=1.8).check(judged(2, 0, 180)).met is None
     assert bound.check(judged(6, 0, 540)).met is False and bound.check(judged(4, 0, 360)).met is None
     few = bound.check(judged(1, 1, 180))
-    assert few.why == "cannot be told with 180 labels: give about 640 or ask for 1.3 points"
+    assert few.why == "cannot be told with 180 labels: give about 640 or allow 1.3 points"
     assert bound.check(judged(4, 4, 720)).met is True and bound.check(judged(3, 3, 540)).met is None
     least = Bound(max_drop=1).check(judged(0, 0, 60))
     assert (least.met, least.wanted) == (True, "at most 1 point lost")
@@ -94,7 +94,7 @@ def test_what_cannot_be_told_says_what_would_tell_it_and_both_figures_do() -> No
     )
     assert Bound(max_drop=4).check(judged(0, 0, 60)).found.endswith(", none of 60 labels lost")
     nothing = Bound(max_drop=0).check(judged(1, 1, 180))  # no number of labels shows that nothing is lost
-    assert nothing.why == "cannot be told with 180 labels: ask for 1.3 points"
+    assert nothing.why == "cannot be told with 180 labels: allow 1.3 points"
 
 
 def test_nothing_is_kept_beside_an_original_that_guesses() -> None:
@@ -139,7 +139,7 @@ def test_pixels_are_told_by_the_interval_over_pictures() -> None:
     found = Accuracy("pixel_accuracy", 0.89, 0.9, 50, -0.02, 0.0, lost=30)
     assert Bound(max_drop=0.5).check(Quality(None, found)).met is None
     assert Bound(max_drop=1).check(Quality(None, found)).met is True
-    assert Bound(max_drop=0.5).check(Quality(None, found)).why.endswith("give about 51 or ask for 1 point")
+    assert Bound(max_drop=0.5).check(Quality(None, found)).why.endswith("give about 51 or allow 1 point")
 
 
 def test_noise_keeps_no_decibels() -> None:
