@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,15 +14,20 @@ from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.dimensions import BATCH
-from optimize.distances import output_error
+from optimize.distances import CAP_DB, output_error, ratio_db
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.invariants import EXACT_TOLERANCE
+from optimize.preparation import nested_encoders
 from optimize.program import Program, tensor_value
+from optimize.wording import decibels, named
 
 _HINT = (
     "Resample an embedding that has one size, pool to one size before a Linear, or leave the dimension out of "
     "--dynamic and --dynamic-size."
 )
+
+#: Kernels of one layer are nearer to each other than this, in float16 too.
+_ALIKE_DB = 40.0
 
 
 def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -117,6 +123,41 @@ def check_capture(program: Program) -> None:
         )
     if program.batch is not None:
         _check_one_sample(program)
+
+
+def tell_hidden(program: Program, module: torch.nn.Module) -> list[str]:
+    """Return what to say where a module's own encoders answer otherwise than those of the copy that was captured.
+
+    Without gradients they write zeros where a padding mask hides (`nested_encoders`), which may be read behind them.
+    Both are asked on the examples, and with the last half of them hidden.
+    """
+    paths, apart = nested_encoders(module), CAP_DB
+    assert program.source is not None
+    for inputs in (program.inputs, tuple(map(_hide, program.inputs))) if paths else ():
+        with contextlib.suppress(Exception):  # the second may be no inputs of this model
+            own = copy.deepcopy(program.source)
+            for path in paths:
+                vars(own.get_submodule(path)).update(use_nested_tensor=True)
+            for want, found in zip(_expected(replace(program, source=own), inputs), program.run(inputs), strict=True):
+                wide = want.double()
+                apart = min(apart, ratio_db(float(wide.square().sum()), float((wide - found).square().sum())))
+    if apart > _ALIKE_DB:
+        return []
+    return [
+        f"Under torch.no_grad() nn.TransformerEncoder ({named(paths, 3)}) writes zeros where its padding mask hides, "
+        f"and the module is {decibels(apart)} from the files, which compute there as in training. Leave these places "
+        "out behind it, as by a mean over the others, or set its use_nested_tensor = False where you judge the module."
+    ]
+
+
+def _hide(value: torch.Tensor) -> torch.Tensor:
+    """Return a mask, or tokens, with the last half of each sample hidden; floats, and masks that hide, as they are."""
+    is_mask = value.dtype is torch.bool
+    if value.dim() < 2 or value.is_floating_point() or (is_mask and bool((value != value.flatten()[0]).any())):
+        return value
+    hidden = value.clone()
+    hidden[..., value.shape[-1] // 2 :] = ~value[..., value.shape[-1] // 2 :] if is_mask else 0
+    return hidden
 
 
 def _check_one_sample(program: Program) -> None:

@@ -13,7 +13,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
-from optimize.capture_checks import check_capture, check_sizes
+from optimize.capture_checks import check_capture, check_sizes, tell_hidden
 from optimize.dimensions import BATCH, Dimensions, Said, find_free, read_dynamic
 from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
@@ -135,6 +135,7 @@ def _capture(
             exported = _export(unbound, *asked.arrange(inputs), free)
     program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
     check_capture(program)
+    notes.extend(tell_hidden(program, asked.module))
     program = check_sizes(program)
     notes.extend(program.tell_bounds(free.sizes))
     return program

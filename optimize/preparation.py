@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import TransformerEncoder
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
@@ -41,6 +42,8 @@ def inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]
         source = private_copy(module)
         for tensor in source.parameters():
             tensor.requires_grad_(False)
+        for path in nested_encoders(source):
+            vars(source.get_submodule(path)).update(use_nested_tensor=False)  # which no export takes: see `tell_hidden`
     except Exception as error:
         raise Refused(
             f"The model cannot be copied: {_uncopied(module)}{spell(error)}.",
@@ -56,6 +59,12 @@ def inference_copy(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]
 def private_copy(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy that shares no tensor with the module, not even weights that its hooks computed."""
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in _computed(module)})
+
+
+def nested_encoders(module: torch.nn.Module) -> list[str]:
+    """Return the paths of torch's encoders that leave out what a padding mask hides, where there are no gradients."""
+    parts = module.named_modules()
+    return [path for path, part in parts if isinstance(part, TransformerEncoder) and part.use_nested_tensor]
 
 
 def check_parts(module: torch.nn.Module) -> None:

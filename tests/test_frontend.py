@@ -373,6 +373,30 @@ def test_a_transformer_with_a_mask_is_captured_without_a_look_at_it() -> None:
     torch.testing.assert_close(optimize.capture(net, (x[:2],))(x), net(x))
 
 
+@pytest.mark.parametrize(("reads", "hidden", "told"), [("all", 3, True), ("all", 0, True), ("shown", 3, False)])
+def test_an_encoder_that_writes_zeros_where_its_mask_hides_is_captured_without_and_told(
+    reads: str, hidden: int, told: bool
+) -> None:
+    class Texts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(block, 1)
+
+        def forward(self, x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+            shown = ~pad[..., None] if reads == "shown" else torch.ones_like(x)
+            return (self.encoder(x, src_key_padding_mask=pad) * shown).sum(1) / shown.sum(1)
+
+    net, x, pad = Texts().eval(), torch.rand(3, 6, 8), torch.arange(6).expand(3, 6) >= 6 - hidden
+    program = optimize.capture(net, (x, pad))
+    padded = torch.arange(6).expand(3, 6) > 3
+    assert torch.allclose(program(x, padded), net(x, padded), atol=1e-5), "as with gradients"
+    assert [note.startswith("Under torch.no_grad() nn.TransformerEncoder (encoder)") for note in program.notes] == (
+        [True] if told else []
+    )
+    assert net.encoder.use_nested_tensor
+
+
 class KeepsAnchors(nn.Module):
     """Makes its anchors again where the shape is not that of the call before, as YOLO's heads do."""
 
