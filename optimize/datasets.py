@@ -171,15 +171,19 @@ class Datasets:
         return program.at(several[(len(several) - 1) // 2]) if several else program
 
     def require_fit(self, program: Program) -> None:
-        """Check on a few samples that outputs and labels fit the metric, before anything is made.
+        """Check on samples, the first of which a label counts, that these fit the metric, before anything is made.
 
         Raises:
-            Refused: They do not, or the user's function raises.
+            Refused: They do not, no label counts, or the user's function raises.
         """
-        if not self.synthetic and (first := next(self.judged(program, 2, silent), None)):
-            outputs = program.run([to_tensor(array) for array in first[0]])
+        meter = AccuracyMeter(self.metric)
+        for inputs, labels in () if self.synthetic else self.judged(program, 2, silent):
+            outputs = program.run([to_tensor(array) for array in inputs])
             told = dict(zip(program.output_names, map(to_array, outputs), strict=True))
-            AccuracyMeter(self.metric).update(told, told, first[1])
+            meter.update(told, told, labels)
+            if not meter.is_void:
+                return
+        meter.result()
 
 
 def open_datasets(

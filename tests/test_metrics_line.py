@@ -112,11 +112,18 @@ def quantized(report: Report) -> Row:
     return row
 
 
-def test_what_does_not_fit_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="cannot be scored by miou against outputs"):
-        optimize.optimize(
-            dense(4), (VECTORS[:2],), evaluate=(VECTORS, np.arange(120)), metric="miou", out=tmp_path / "out"
-        )
+@pytest.mark.parametrize(
+    ("net", "x", "labels", "match"),
+    [
+        (dense(4), VECTORS, np.arange(120), "cannot be scored by miou against outputs"),
+        (segmenter(), X, np.full((48, 12, 12), 7), "All labels are void .* They go from 7 to 7"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_made(
+    net: nn.Module, x: torch.Tensor, labels: np.ndarray, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=match):
+        optimize.optimize(net, (x[:2],), evaluate=(x, labels), metric="miou", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -159,6 +159,7 @@ class AccuracyMeter:
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
     _labels: list[np.ndarray] = field(default_factory=list)
+    _ends: set[Any] = field(default_factory=set)
     _beside_original: bool = False
     _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
 
@@ -177,6 +178,7 @@ class AccuracyMeter:
             labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or METRICS["top1" if _judged(expected).ndim != 4 else "pixel_accuracy"]
         self._labels += [labels] if self.metric.guesses else []
+        self._ends |= {labels.min(), labels.max()} if labels.size and labels.dtype.kind in "iuf" else set()
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
             self._room -= rows[-1].nbytes
@@ -191,11 +193,16 @@ class AccuracyMeter:
                 hint="Give fewer samples, or a model with a smaller output.",
             )
 
+    @property
+    def is_void(self) -> bool:
+        """Whether no label has counted so far."""
+        return bool(self._found) and not any(rows.dtype.kind == "b" or rows.any() for rows in self._found)
+
     def result(self) -> Accuracy | None:
-        """Return the metric over all batches; None where nothing was judged.
+        """Return the metric over all batches; None where there were no labels.
 
         Raises:
-            Refused: The two models' samples count differently.
+            Refused: All labels are void, or the two models' samples count differently.
         """
         if self.metric is None or not self._found:
             return None
@@ -207,7 +214,11 @@ class AccuracyMeter:
         except Misfit as error:
             raise Refused(f"{self.metric.name} cannot be taken: {error}.") from error
         if not figures:
-            return None
+            ends = f" They go from {min(self._ends)} to {max(self._ends)}." if self._ends else ""
+            raise Refused(
+                f"All labels are void for the metric '{self.metric.name}', so that nothing is judged.{ends}",
+                hint=f"It takes {self.metric.labels}." if self.metric.labels else "Each sample counts 0 there.",
+            )
         return Accuracy(
             metric=self.metric.name,
             unit=self.metric.unit or ("%" if figures["flips"] else ""),

@@ -72,10 +72,12 @@ def test_pixel_accuracy_leaves_void_pixels_out() -> None:
     assert result.baseline == 1.0 and result.value == pytest.approx(14 / 15)
 
 
-def test_labels_that_are_void_say_nothing() -> None:
+@pytest.mark.parametrize("metric", [None, find("miou")])
+def test_labels_that_are_all_void_are_refused(metric: Metric | None) -> None:
     void, answers = np.full((4, 2, 2), 255), np.zeros((4, 3, 2, 2))
-    assert score(answers, answers, void) is None
-    assert score(answers, answers, void, find("miou")) is None
+    void[2] = 7
+    with pytest.raises(Refused, match=r"All labels are void .* They go from 7 to 255\.\nIt takes integer maps"):
+        score(answers, answers, void, metric)
 
 
 def test_users_metric_has_the_interval_of_its_samples() -> None:
