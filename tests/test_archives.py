@@ -3,15 +3,19 @@
 import io
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from optimize.data.array_files import Members, open_arrays
 from optimize.errors import Refused
+from optimize.load.archive import Archive
 from optimize.load.identify import identify
 from optimize.regular import refuse_directory
+from tests.fuzzing import zips
 
 ENTRY, END = "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
 
@@ -68,3 +72,74 @@ def test_honest_archives_are_read(tmp_path: Path) -> None:
     refuse_directory(tmp_path / "nested.zip")
     (tmp_path / "no.zip").write_bytes(b"PK")
     refuse_directory(tmp_path / "no.zip")
+
+
+def again(data: bytes, method: int = zipfile.ZIP_STORED, *, force_zip64: bool = False, folder: bool = False) -> bytes:
+    """Returns an archive that Python has packed again."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as new:
+        if folder:
+            new.mkdir("archive")
+        for member in zips.read(data):
+            with new.open(member.name.decode(), "w", force_zip64=force_zip64) as file:
+                file.write(member.data)
+    return packed.getvalue()
+
+
+WRITERS: dict[str, Callable[[torch.nn.Module, io.BytesIO], object]] = {
+    **{
+        f"protocol {n}": lambda net, file, n=n: torch.save(net.state_dict(), file, pickle_protocol=n)
+        for n in (2, 3, 4, 5)
+    },
+    "jit": lambda net, file: torch.jit.save(torch.jit.script(net), file, _extra_files={"READ.md": "x"}),
+    "export": lambda net, file: torch.export.save(
+        torch.export.export(net, (torch.ones(1, 2),)), file, extra_files={"READ.md": "x"}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_what_torch_writes_is_read_in_one_way(write: Callable[..., object], tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write(torch.nn.Linear(2, 2), file)
+    data, deflated = file.getvalue(), zipfile.ZIP_DEFLATED
+    for written in (data, again(data), again(data, deflated, folder=True), again(data, force_zip64=True)):
+        (tmp_path / "m.pt").write_bytes(written)
+        with Archive(tmp_path / "m.pt", "m.pt") as opened:
+            assert "byteorder" in opened and "archive/byteorder" not in opened
+
+
+def changed(count: int = 0, **fields: int | bytes) -> Callable[[bytes], bytes]:
+    """Returns what writes an archive with a directory or end that say something else."""
+
+    def change(data: bytes) -> bytes:
+        members = zips.read(data)
+        members[-1].central |= fields
+        return zips.write(members, {"count": len(members) + count})
+
+    return change
+
+
+FIELD = struct.pack("<HHQQ", 1, 16, 5, 5)
+ENDS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "before it": (lambda data: data[:30] + zips.write(zips.read(data)), "read in two ways"),
+    "comment": (lambda data: zips.write(zips.read(data), {"comment": b"PK"}), "read in two ways"),
+    "fewer": (changed(-1), "read in two ways"),
+    "no record": (
+        lambda data: zips.write([zips.Member(b"a/b", b"", central={"comment": b"PK\6\7" + bytes(16)})]),
+        "read in two ways",
+    ),
+    "two records": (lambda data: data[:-42] + data[int.from_bytes(data[-6:-2], "little") :], "read in two ways"),
+    "two sizes": (changed(size=2**32 - 1, packed=2**32 - 1, extra=FIELD * 2), "has two sizes"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), ENDS.values(), ids=ENDS)
+def test_what_two_readers_would_read_in_two_ways(
+    change: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    torch.save({}, tmp_path / "m.pt")
+    (tmp_path / "m.pt").write_bytes(change((tmp_path / "m.pt").read_bytes()))
+    with pytest.raises(Refused, match=message):
+        Archive(tmp_path / "m.pt", "m.pt")

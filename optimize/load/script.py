@@ -105,7 +105,7 @@ def _refuse_code_at_load(path: Path, name: str) -> None:
         return
     with Archive(path, name) as archive:
         for member in archive:
-            if member.startswith("code/") and b"__setstate__" in archive.read(member):
+            if not member.startswith(("data/", "constants/")) and b"__setstate__" in archive.read(member):
                 raise Refused(
                     f"'{name}' is a TorchScript file that computes while it is loaded ({member}), and this system has "
                     "nothing to keep it from writing files then.",

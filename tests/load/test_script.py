@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from optimize.errors import Refused
+from optimize.load import script
 from optimize.load.identify import Kind, identify
 from optimize.load.taking import look
+from tests.fuzzing import zips
 from tests.load.files import load, rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -148,6 +150,20 @@ def test_a_file_that_writes_when_it_is_loaded(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.parametrize(("plain", "other"), [("", ""), ("m/code/", "m/CODE/"), ("m/.data", "other/.data")])
+def test_code_that_lies_where_only_torch_looks(tmp_path: Path, plain: str, other: str) -> None:
+    """torch takes the folder of the first member, and finds names in any case."""
+    marker = tmp_path / "marker"
+    torch.jit.script(WritesWhenLoaded(str(marker))).save(tmp_path / "m.pt")
+    members = zips.read((tmp_path / "m.pt").read_bytes())
+    for member in members:
+        member.name = member.name.replace(plain.encode(), other.encode())
+    (tmp_path / "m.pt").write_bytes(zips.write(members))
+    with pytest.raises(Refused, match="computes while" if plain == other else "spelt as torch|in one folder"):
+        script.read(tmp_path / "m.pt", "m.pt")
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize(("plain", "other"), [(".py", ".PY"), ("code/", "CODE/")])
 def test_members_in_another_case(tmp_path: Path, marker: Path, plain: str, other: str) -> None:
     """torch's reader of archives takes no notice of case; what it finds is read as compiled, so neither do we."""
@@ -156,7 +172,7 @@ def test_members_in_another_case(tmp_path: Path, marker: Path, plain: str, other
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
         for info in old.infolist():
             new.writestr(info.filename.replace(plain, other), old.read(info.filename))
-    with pytest.raises(Refused, match=r"aten::save|torch cannot read"):
+    with pytest.raises(Refused, match=r"aten::save|torch cannot read|spelt as torch"):
         look(path, identify(path))
 
 
