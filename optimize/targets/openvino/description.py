@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.parsers.expat as expat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ _SECTIONS, _SINGLE = frozenset({"layers", "edges"}), frozenset({"data", "input"}
 #: Types of stored weights that are rounded.
 _KEPT = ("element_type", "shape", "offset", "size")
 _INTEGERS, _HALVES = {"i8", "u8", "i4", "u4", "u1", "nf4"}, {"bf16": "bfloat16", "f16": "float16"}
-_OF_CHANCE = {"Assign", "Multinomial", "RandomUniform", "ReadValue"}
+_OF_CHANCE = {kind.lower(): kind for kind in ("Assign", "Multinomial", "RandomUniform", "ReadValue")}
 _HINT = "Write it again with openvino.save_model."
 
 
@@ -34,7 +35,7 @@ class IrLayer:
 
     Attributes:
         number: Its number in its graph.
-        kind: Its type, such as ``Const``.
+        kind: Its type in lower case, such as ``const``: OpenVINO takes no notice of case.
         data: What its ``data`` element says of what is stored.
         ports: Numbers of its inputs, in order.
         bodies: What it executes inside.
@@ -70,14 +71,14 @@ class Body:
     def of_chance(self) -> set[str]:
         """The layers that draw numbers or keep a state, those of inner graphs included."""
         inner = (part.of_chance for layer in self.layers.values() for part in layer.bodies)
-        return {layer.kind for layer in self.layers.values()}.intersection(_OF_CHANCE).union(*inner)
+        return {_OF_CHANCE[layer.kind] for layer in self.layers.values() if layer.kind in _OF_CHANCE}.union(*inner)
 
     @property
     def precision(self) -> str:
         """``int8`` where it quantizes, the half type that it stores weights in; else empty."""
         layers = self.layers.values()
-        stored = {layer.data.get("element_type", "") for layer in layers if layer.kind == "Const"}
-        if any(layer.kind in ("FakeQuantize", "FakeConvert") for layer in layers) or stored & _INTEGERS:
+        stored = {layer.data.get("element_type", "") for layer in layers if layer.kind == "const"}
+        if any(layer.kind in ("fakequantize", "fakeconvert") for layer in layers) or stored & _INTEGERS:
             return "int8"
         return next((name for kind, name in _HALVES.items() if kind in stored), "")
 
@@ -148,9 +149,11 @@ class _Reader:
         elif name == "layer" and parent == "layers":
             self._begin_layer(attributes)
         elif self._open[-3:] == ["layers", "layer", "data"]:
+            if "value" in attributes and self._layers[-1].kind == "const":
+                self._refuse(f"the constant '{shown(self._layers[-1].name)}' is not in the .bin")
             self._layers[-1].data = {key: attributes[key] for key in _KEPT if key in attributes}
         elif self._open[-4:] == ["layers", "layer", "input", "port"]:
-            self._layers[-1].ports.append(attributes.get("id", ""))
+            self._layers[-1].ports.append(self._number(attributes, "id"))
         elif parent == "edges" and name == "edge":
             self._join(attributes)
         elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in ("cpu", "preprocess", "included"):
@@ -186,8 +189,8 @@ class _Reader:
         self._bodies.append(body)
 
     def _begin_layer(self, attributes: Mapping[str, str]) -> None:
-        number = attributes.get("id", "")
-        layer = IrLayer(number, attributes.get("name", ""), attributes.get("type", ""))
+        number, kind = self._number(attributes, "id"), attributes.get("type", "").lower()
+        layer = IrLayer(number, attributes.get("name", ""), "const" if kind == "constant" else kind)
         self._count += 1
         if self._count > MOST_LAYERS:
             self._refuse(f"it has more than {MOST_LAYERS} layers")
@@ -197,8 +200,16 @@ class _Reader:
         self._layers.append(layer)
 
     def _join(self, edge: Mapping[str, str]) -> None:
-        place = edge.get("to-layer", ""), edge.get("to-port", "")
-        self._bodies[-1].sources[place] = edge.get("from-layer", "")
+        source, layer, port = (self._number(edge, end) for end in ("from-layer", "to-layer", "to-port"))
+        if self._bodies[-1].sources.setdefault((layer, port), source) != source:
+            self._refuse(f"an input of layer {layer} has two edges")
+
+    def _number(self, attributes: Mapping[str, str], key: str) -> str:
+        """Return a number as OpenVINO writes it; it reads ``01`` and `` 1`` as 1, too."""
+        text = attributes.get(key, "")
+        if not re.fullmatch(r"0|[1-9][0-9]{0,18}", text):
+            self._refuse(f"the {key} '{shown(text)}' is no plain number")
+        return text
 
     def _refuse(self, reason: str) -> NoReturn:
         raise Refused(f"'{shown(self._path)}' is refused: {reason}.", hint=_HINT)

@@ -33,7 +33,7 @@ _NUMPY = {name: np.dtype(name) for name in ("i8", "u8")} | {
 _MOST_SIZES, _READ = 64, 3
 _SAVE = "Write both files again with openvino.save_model."
 #: Layers that keep the numbers of their first input.
-_CARRYING = frozenset({"Convert", "Squeeze", "Unsqueeze", "Reshape"})
+_CARRYING = frozenset({"convert", "squeeze", "unsqueeze", "reshape"})
 
 
 def check_ir(path: Path, *, trust: bool = False) -> Body:
@@ -134,7 +134,7 @@ class _Check:
         """Check a graph that is executed so many times."""
         for layer in body.layers.values():
             self._steps += times
-            if layer.kind == "Const":
+            if layer.kind == "const":
                 self._check_constant(layer)
             elif not self._trust:
                 self._check_growth(body, layer)
@@ -153,9 +153,12 @@ class _Check:
             raise self._refusal(
                 layer, f"it ends at byte {offset + size} of '{self._weights.name}', which has {self._size}"
             )
-        bits, count = _BITS.get(layer.data.get("element_type", "")), math.prod(self._shape(layer))
-        if bits is not None and size != -(-count * bits // 8):
-            raise self._refusal(layer, f"{size} bytes are stored, its shape needs {-(-count * bits // 8)}")
+        kind, count = layer.data.get("element_type", ""), math.prod(self._shape(layer))
+        if kind != kind.lower():  # OpenVINO takes I64 for i64
+            raise self._refusal(layer, f"'{shown(kind)}' is no type that OpenVINO writes")
+        needed = -(-count * _BITS[kind] // 8) if kind in _BITS else size
+        if size != needed and (count or size != 1):  # of no elements OpenVINO stores a byte
+            raise self._refusal(layer, f"{size} bytes are stored, its shape needs {needed}")
 
     def _number(self, layer: IrLayer, key: str) -> int:
         text = layer.data.get(key, "")
@@ -164,14 +167,14 @@ class _Check:
         return int(text)
 
     def _shape(self, layer: IrLayer) -> list[int]:
-        words = layer.data.get("shape", "").replace(",", " ").split()
-        if len(words) > 64 or not all(re.fullmatch(r"[0-9]{1,19}", word, re.ASCII) for word in words):
-            raise self._refusal(layer, f"'{shown(layer.data['shape'])}' is no shape")
-        return [int(word) for word in words]
+        shape = layer.data.get("shape", "")
+        if not re.fullmatch(r"([0-9]{1,19}(, ?[0-9]{1,19}){0,63})?", shape, re.ASCII):
+            raise self._refusal(layer, f"'{shown(shape)}' is no shape")
+        return [int(word) for word in shape.split(",") if word]
 
     def _trips(self, body: Body, layer: IrLayer) -> int:
         """Return how often what is inside a layer is executed; once where the data says it."""
-        if layer.kind != "Loop" or self._trust:
+        if layer.kind != "loop" or self._trust:
             return 1
         found = self._numbers(body, layer, 0)
         trips = 1 if found is None or len(found) != 1 else int(found[0]) if math.isfinite(found[0]) else -1
@@ -196,9 +199,9 @@ class _Check:
     def _check_factors(self, body: Body, layer: IrLayer) -> None:
         """Refuse a product with nothing to sum over: OpenVINO leaves its output as memory was."""
         factors = (
-            [self._origin(body, body.source(layer, place)) for place in range(2)] if layer.kind == "MatMul" else []
+            [self._origin(body, body.source(layer, place)) for place in range(2)] if layer.kind == "matmul" else []
         )
-        if any(factor is not None and factor.kind == "Const" and 0 in self._shape(factor) for factor in factors):
+        if any(factor is not None and factor.kind == "const" and 0 in self._shape(factor) for factor in factors):
             raise Refused(
                 f"'{shown(self._path)}' multiplies nothing in '{shown(layer.name)}': its answer is what lay in memory.",
                 hint=HINT,
@@ -207,7 +210,7 @@ class _Check:
     def _numbers(self, body: Body, layer: IrLayer, place: int) -> list[Any] | None:
         """Return the few numbers of a constant that feeds an input; None where there is none."""
         source = self._origin(body, body.source(layer, place))
-        if source is None or source.kind != "Const" or source.data.get("element_type") not in _NUMPY:
+        if source is None or source.kind != "const" or source.data.get("element_type") not in _NUMPY:
             return None
         self._check_constant(source)
         dtype, count = _NUMPY[source.data["element_type"]], math.prod(self._shape(source))
@@ -248,12 +251,12 @@ def _range(numbers: Sequence[Any]) -> int:
 
 #: How many elements a layer makes at least, from the numbers of its inputs.
 _GROWING: dict[str, Callable[[Sequence[Any]], int]] = {
-    "Broadcast": _product(1),
-    "Tile": _product(1),
-    "RandomUniform": _product(0),
-    "Range": _range,
-    "OneHot": lambda numbers: int(numbers[1][0]),
-    "Eye": lambda numbers: math.prod(int(entry[0]) for entry in numbers[:2]),
-    "Pad": lambda numbers: math.prod(1 + max(int(a) + int(b), 0) for a, b in zip(*numbers[1:3], strict=True)),
-    "Interpolate": _product(1),
+    "broadcast": _product(1),
+    "tile": _product(1),
+    "randomuniform": _product(0),
+    "range": _range,
+    "onehot": lambda numbers: int(numbers[1][0]),
+    "eye": lambda numbers: math.prod(int(entry[0]) for entry in numbers[:2]),
+    "pad": lambda numbers: math.prod(1 + max(int(a) + int(b), 0) for a, b in zip(*numbers[1:3], strict=True)),
+    "interpolate": _product(1),
 }
