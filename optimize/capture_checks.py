@@ -17,7 +17,7 @@ from optimize.dimensions import BATCH
 from optimize.distances import CAP_DB, output_error, ratio_db
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.invariants import EXACT_TOLERANCE
-from optimize.preparation import nested_encoders
+from optimize.preparation import is_truths, nested_encoders
 from optimize.program import Program, tensor_value
 from optimize.wording import decibels, named
 
@@ -33,12 +33,15 @@ _ALIKE_DB = 40.0
 def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return example inputs that a module answers with numbers: one that is zeros, a mask of nothing, becomes ones.
 
-    They are returned as they are where that does not help.
+    A mask of data is 0 and 1 and may have to be of truths. They are returned as they are where that does not help.
     """
-    places = [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _is_constant(value)]
-    if not places or _answers_finitely(module, inputs):
+    given = enumerate(inputs)
+    whole = [(place, x) for place, x in given if isinstance(x, torch.Tensor) and not x.is_floating_point()]
+    masks = [(place, torch.ones_like(x)) for place, x in whole if not x.any()]
+    masks += [(place, x.bool()) for place, x in whole if x.any() and is_truths(x)]
+    if not masks or _answers_finitely(module, inputs):
         return inputs
-    opened = ([*inputs[:place], torch.ones_like(inputs[place]), *inputs[place + 1 :]] for place in places)
+    opened = ([*inputs[:place], mask, *inputs[place + 1 :]] for place, mask in masks)
     return next((found for found in opened if _answers_finitely(module, found)), inputs)
 
 

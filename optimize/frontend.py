@@ -111,7 +111,7 @@ class _Asked(NamedTuple):
 
     def run(self, copied: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[str]:
         """Run a copy once, which then returns the outputs that are wanted; return what is to be said of the others."""
-        returned = check_it_runs(copied, *self.arrange(inputs), self.module)
+        returned = check_it_runs(copied, *self.arrange(inputs), self.module, self.names)
         return return_tensors(copied, returned, self.outputs)
 
 

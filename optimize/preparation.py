@@ -100,12 +100,20 @@ def own_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, 
     return inputs
 
 
+#: What to look at where a module fails, in Python; a command says it otherwise.
+EXAMPLES = "Check the example inputs: their order, their sizes with the batch first, their types (x.float())."
+
+
 def check_it_runs(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], origin: torch.nn.Module
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    origin: torch.nn.Module,
+    names: Sequence[str],
 ) -> Any:
     """Run a copy of a module once, so that inputs that do not fit are told apart from what export cannot do.
 
-    What it writes to on that call gets its value of ``origin`` again.
+    What it writes to on that call gets its value of ``origin`` again. ``names`` are of the inputs, flat.
 
     Returns:
         What the module returned.
@@ -118,13 +126,11 @@ def check_it_runs(
             own, own_keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))  # it may write to them
             outputs = module(*own, **own_keywords)
     except Exception as error:
-        shapes = [list(value.shape) for value in pytree.tree_leaves((args, kwargs))]
+        inputs = dict(zip(names, pytree.tree_leaves((args, kwargs)), strict=True))
+        told = [f"{name} {_dtype(value)}{list(value.shape)}" for name, value in inputs.items()]
         raise Refused(
-            f"The model fails on inputs of shape {shapes}{_where(error, module)}: {spell(error)}.",
-            hint=_without_batch(shapes)
-            + "Check --input-shape (sizes without the batch, 3,224,224 or 16:int64, ';' between inputs), what "
-            "--preprocess makes of pictures, the data, or the example inputs."
-            + (_CHANNELS_LAST if any(map(_is_last, shapes)) else ""),
+            f"The model fails on {', '.join(told) or 'no inputs'}{_where(error, module)}: {spell(error)}.",
+            hint=" ".join(filter(None, (*_causes(error, inputs), EXAMPLES))),
         ) from error
     before = _weights(origin)
     for path, value in _weights(module).items():
@@ -253,18 +259,42 @@ def _check_part(path: str, child: torch.nn.Module, name: str, value: Any, kind: 
         raise _odd(path, child, f"has no values in '{name}': it was made on the device 'meta'")
 
 
-_CHANNELS_LAST = " Channels seem to be last: models take [N, C, H, W]; beside --include-preprocess say --input-shape."
+_CHANNELS_LAST = "Channels seem to be last: models take [N, C, H, W]; beside --include-preprocess say --input-shape."
+
+
+def _causes(error: Exception, inputs: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield what the error, and the inputs by name, show to be wrong."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, looked_up = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(layer, torch.nn.Embedding) and isinstance(looked_up, torch.Tensor) and looked_up.numel():
+            most = int(looked_up.max())
+            if most >= layer.num_embeddings:
+                yield (
+                    f"Tokens go up to {most:,}, and the table has {layer.num_embeddings:,} rows: is it this model's "
+                    "tokenizer?"
+                )
+    for name, value in inputs.items():
+        if "bool" in str(error) and is_truths(value):
+            yield f"'{name}' is {_dtype(value)}: compare it where it is read ({name} != 0), or give bool."
+    for sizes in (value.shape[2:] for value in inputs.values()):
+        if len(sizes) == 3 and sizes[0] in (1, 3):  # looks like pictures with two batches
+            yield f"Leave the batch out of the sizes: {','.join(map(str, sizes))}."
+    if any(_is_last(value.shape) for value in inputs.values()):
+        yield _CHANNELS_LAST
+
+
+def is_truths(value: torch.Tensor) -> bool:
+    """Say whether integers are 0 and 1 alone, as a mask is."""
+    return not (value.is_floating_point() or value.dtype is torch.bool) and bool(((value == 0) | (value == 1)).all())
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _is_last(shape: Sequence[int]) -> bool:
     """Tell whether a shape looks like pictures ``[N, H, W, C]``."""
     return len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] > 4
-
-
-def _without_batch(shapes: Sequence[Sequence[int]]) -> str:
-    """Return what to write where a shape looks like pictures with two batches, ``[N, N, C, H, W]``."""
-    twice = (",".join(map(str, shape[2:])) for shape in shapes if len(shape) == 5 and shape[2] in (1, 3))
-    return "".join(f"Leave the batch out: {sizes}. " for sizes in twice)
 
 
 def _check_input(value: Any) -> None:

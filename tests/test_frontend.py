@@ -157,7 +157,7 @@ def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
     assert program.notes == ["The batch stays fixed to 1: the model fails on a batch of 2."]
     opened = capture_model(Alone().eval(), lambda _: (torch.rand(2, 3, 4),), Capturing())
     assert opened.inputs[0].shape == (1, 3, 4) and opened.notes == program.notes
-    with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 3, 5\]\]"):
+    with pytest.raises(Refused, match=r"fails on x float32\[2, 3, 5\].*\nCheck --input-shape"):
         capture_model(Alone().eval(), lambda _: (torch.rand(2, 3, 5),), Capturing())
     for shape, told in (((2, 8, 8, 3), True), ((2, 4, 8, 8), False)):
         with pytest.raises(Refused) as caught:
@@ -304,12 +304,49 @@ def test_graphs_that_may_be_called_or_not_are_refused() -> None:
 
 
 def test_inputs_that_do_not_fit_are_told_apart_from_what_export_lacks() -> None:
-    with pytest.raises(Refused, match=r"fails on inputs of shape \[\[2, 5\]\]") as caught:
-        optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 5))
-    assert caught.value.hint.startswith("Check --input-shape")
-    with pytest.raises(Refused, match="fails on inputs of shape") as caught:
+    with pytest.raises(
+        Refused, match=r"fails on input float64\[2, 3\]: .*\nCheck the example inputs: .*x\.float"
+    ) as told:
+        optimize.capture(nn.Linear(3, 2).eval(), torch.rand(2, 3).double())
+    assert "--" not in told.value.hint
+    with pytest.raises(Refused, match=r"fails on .*\nLeave the batch out of the sizes: 3,8,9\. Check"):
         optimize.capture(nn.Conv2d(3, 2, 3).eval(), torch.rand(2, 1, 3, 8, 9))
-    assert caught.value.hint.startswith("Leave the batch out: 3,8,9. Check")
+
+
+class OfTokens(nn.Module):
+    """Takes tokens, and a mask of truths alone, of which one must be True."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(100, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        seen = self.attention(x, x, x, key_padding_mask=~mask, need_weights=False)[0]
+        return (seen * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "match"),
+    [
+        (
+            1400,
+            torch.bool,
+            r"in the layer 'embed' .*\nTokens go up to 1,400, and the table has 100 rows: is it this model",
+        ),
+        (99, torch.int64, r"fails on tokens int64\[2, 3\], mask int64\[2, 3\] .*\n'mask' is int64: .*\(mask != 0\)"),
+    ],
+)
+def test_what_is_wrong_with_tokens_and_masks_is_told(tokens: int, mask: torch.dtype, match: str) -> None:
+    with pytest.raises(Refused, match=match):
+        optimize.capture(OfTokens().eval(), (torch.full((2, 3), tokens), torch.ones(2, 3, dtype=mask)))
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(2, 3, dtype=torch.bool), torch.tensor([[1, 1, 0], [1, 1, 1]])])
+def test_a_mask_that_a_command_draws_or_texts_make_is_one_that_the_model_takes(mask: torch.Tensor) -> None:
+    tokens = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    program = capture_model(OfTokens().eval(), lambda _: (tokens, mask), Capturing())
+    assert program.inputs[1].dtype is torch.bool and bool(program.inputs[1].any())
 
 
 def test_a_part_left_in_training_mode_is_said() -> None:

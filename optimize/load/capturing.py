@@ -22,7 +22,7 @@ from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFail
 from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
-from optimize.preparation import inference_copy
+from optimize.preparation import EXAMPLES, inference_copy
 from optimize.program import Program
 
 #: Sides of square images, those that people train with first; a network that ends in a Linear runs with one alone.
@@ -55,6 +55,10 @@ class Capturing:
 Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
 _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
+_OPTIONS = (
+    "Check --input-shape (sizes without the batch, 3,224,224, 16:int64 or 16:bool, ';' between inputs), what "
+    "--preprocess makes of pictures, or the data."
+)
 #: With a free batch and the example's size.
 AS_USUAL = Capturing()
 
@@ -86,12 +90,16 @@ def capture_model(
         program = capture_program(held, dynamic_batch=how.static_batch is None)
     else:
         examples, guessed = _examples(held, inputs, how.static_batch or 2)
-        if isinstance(held, torch.jit.ScriptModule):
-            program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
-        elif isinstance(held, ForeignGraph):
-            program = capture_foreign(held, examples, how)
-        else:
-            program = _capture_file(held, finite_examples(held, examples), how)
+        try:
+            if isinstance(held, torch.jit.ScriptModule):
+                program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
+            elif isinstance(held, ForeignGraph):
+                program = capture_foreign(held, examples, how)
+            else:
+                program = _capture_file(held, finite_examples(held, examples), how)
+        except Refused as error:
+            error.hint = error.hint.replace(EXAMPLES, _OPTIONS)
+            raise
         program.guessed = guessed
         program.notes += filter(None, [guessed])
     varied = vary_tokens(program)
