@@ -106,13 +106,16 @@ class BatchFixed(Refused):
         self.why = why
 
 
-def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Binding] = ()) -> Refused:
+def explain_refusal(
+    error: Exception, free: Dimensions, bindings: Sequence[Binding] = (), shapes: Sequence[Sequence[int]] = ()
+) -> Refused:
     """Return what to say of a model that torch does not capture.
 
     Args:
         error: What torch raised.
         free: What was to stay free.
         bindings: Sizes that became constants.
+        shapes: Of the inputs.
     """
     text = str(error)
     names = {name for dims in free.names for name in dims.values()}
@@ -125,7 +128,8 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
             return Refused(
                 f"'{name}' cannot stay free: the model computes with its size of {binding.size} as a constant"
                 f"{binding.where}.",
-                hint="Take the size from the input there (x.shape), or leave the dimension out of --dynamic and "
+                hint=_forgotten(name, free, shapes)
+                or "Take the size from the input there (x.shape), or leave the dimension out of --dynamic and "
                 "--dynamic-size.",
             )
     if BATCH in names and (BATCH in text and by_torch):
@@ -133,7 +137,8 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
     if by_torch and names - {BATCH}:
         return Refused(
             f"The model does not take every size of {', '.join(sorted(names - {BATCH}))}: {_violation(text)}",
-            hint="Leave fewer dimensions free, or others (--dynamic INPUT:3=NAME), or compute alike for any size.",
+            hint=next(filter(None, (_forgotten(name, free, shapes) for name in sorted(names - {BATCH}))), "")
+            or "Leave fewer dimensions free, or others (--dynamic INPUT:3=NAME), or compute alike for any size.",
         )
     frames = list(traceback.walk_tb(error.__traceback__))[::-1]
     where = _find_line(frames)
@@ -155,4 +160,20 @@ def explain_refusal(error: Exception, free: Dimensions, bindings: Sequence[Bindi
 def _violation(text: str) -> str:
     """Return the line of torch's error that says what is violated."""
     lines = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
-    return lines[0] if lines else text.partition("\n")[0]
+    return (lines[0] if lines else text.partition("\n")[0]).partition(" If you're using mark_dynamic")[0]
+
+
+def _forgotten(name: str, free: Dimensions, shapes: Sequence[Sequence[int]]) -> str:
+    """Return the hint to leave free what has the same size in other inputs; empty where none has it."""
+    inputs = [*zip(free.inputs, free.names, shapes, strict=False)]
+    said = [(owner, dim, shape[dim]) for owner, dims, shape in inputs for dim, word in dims.items() if word == name]
+    owners, sizes = ({entry[place] for entry in said} for place in (0, 2))
+    others = [
+        (owner, dim, size)
+        for owner, dims, shape in inputs
+        for dim, size in enumerate(shape)
+        if owner not in owners and dim and dim not in dims and size in sizes
+    ]
+    asked = ",".join(f"{owner}:{dim}={name}" for owner, dim, _ in (*said, *others))
+    alike = " and ".join(f"'{owner}'" for owner in dict.fromkeys(owner for owner, *_ in others))
+    return f"If {alike}, of the same size, goes along with it, say so: --dynamic {asked}." if others else ""

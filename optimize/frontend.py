@@ -195,7 +195,8 @@ def _export(
     bound = re.search(r"batch = Dim\('batch',.* max=(\d+)\)", str(failure))
     if bound and int(bound[1]) < most:  # a table of that many rows, for example
         return _export(module, args, kwargs, free, int(bound[1]))
-    raise explain_refusal(failure, free, bindings) from failure
+    shapes = [value.shape for value in pytree.tree_leaves((args, kwargs))]
+    raise explain_refusal(failure, free, bindings, shapes) from failure
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -193,6 +193,27 @@ def test_a_length_that_the_code_computes_with_is_refused_with_its_line() -> None
         optimize.capture(nn.Conv2d(1, 2, 3), (torch.rand(2, 1, 5, 6),), dynamic="time")
 
 
+@pytest.mark.parametrize("attends", [True, False])
+def test_an_input_that_goes_along_with_a_free_length_is_named_where_it_is_forgotten(attends: bool) -> None:
+    class Along(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            if attends:
+                return self.attention(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+            return (x * mask[..., None]).sum(1)
+
+    mask = torch.zeros(2, 13, dtype=torch.bool)
+    with pytest.raises(Refused) as told:
+        optimize.capture(Along().eval(), (torch.rand(2, 13, 4), mask), dynamic="x:1=sequence")
+    assert told.value.hint.endswith(
+        "'mask', of the same size, goes along with it, say so: --dynamic x:1=sequence,mask:1=sequence."
+    )
+    assert "mark_dynamic" not in told.value.what
+
+
 def test_a_range_beyond_what_the_model_takes_is_refused() -> None:
     with pytest.raises(Refused, match=r"'sequence' is asked for 4\.\.100; the model takes 1\.\.64"):
         optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic="sequence:4..100")
