@@ -42,7 +42,8 @@ from optimize.registry import find_target
 from optimize.training import Labels, Logits, Training
 
 ERROR, PLACE = 0.25, torch.accelerator.current_accelerator() or "cpu"
-Cut = Callable[[nn.Module, Tensor, Tensor, float], nn.Module]
+#: Returns None where a tool does not get there.
+Cut = Callable[[nn.Module, Tensor, Tensor, float], nn.Module | None]
 
 
 def ours(whole: nn.Module, x: Tensor, y: Tensor, left: float, round_to: int = 8) -> nn.Module:
@@ -51,11 +52,11 @@ def ours(whole: nn.Module, x: Tensor, y: Tensor, left: float, round_to: int = 8)
     return optimize.narrow(whole, step.apply(optimize.capture(whole.eval(), (x[:2],)))[0])
 
 
-def torch_pruning(whole: nn.Module, x: Tensor, y: Tensor, left: float) -> nn.Module:
+def torch_pruning(whole: nn.Module, x: Tensor, y: Tensor, left: float) -> nn.Module | None:
     """Cut with Torch-Pruning, widths of multiples of 8."""
     import torch_pruning as tp
 
-    total, low, high, fitting = tp.utils.count_ops_and_params(whole, x[:2])[0], 0.0, 0.95, whole
+    total, low, high, fitting = tp.utils.count_ops_and_params(whole, x[:2])[0], 0.0, 0.95, None
     for _ in range(8):
         ratio, net = (low + high) / 2, copy.deepcopy(whole)
         pruner = tp.pruner.BasePruner(
@@ -132,6 +133,9 @@ def make(asked: argparse.Namespace) -> None:
                 cut, left = WAYS[way]
                 torch.manual_seed(seed)
                 thin = cut(whole, images[:4096], labels[:4096], left)
+                if thin is None:
+                    print(f"{name} {seed} {way}: not reached", flush=True)
+                    continue
                 before, data = 100 * accuracy_of_module(thin.to(PLACE), *tested), Pictures(images, labels, BATCH, seed)
                 losses = (Labels(0.3), Logits(0.7, 4.0))
                 Training(data, losses, whole, asked.again, progress=progress)(thin.train())
