@@ -197,6 +197,12 @@ _BEYOND_JSON = {
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader without what JSON lacks, keys that stand twice and numbers that nobody means."""
 
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Name the type of a value; ``2:4``, which YAML takes for a number to base sixty, is a text."""
+        tag = super().resolve(kind, value, implicit)
+        sixty = kind is yaml.ScalarNode and ":" in value and tag.endswith((":int", ":float"))
+        return "tag:yaml.org,2002:str" if sixty else tag
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build a mapping; a key such as ``on``, which YAML takes for true, is the word that stands there."""
         for key, _ in node.value:

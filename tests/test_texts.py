@@ -25,7 +25,7 @@ BAD_YAML = {
     "merged laughs": (MERGED, "more than 100000 values"),
     "itself": ("a: &a [*a]", "what holds it"),
     "digits": (f"threads: {'9' * 5000}", "5000 digits"),
-    "base 60": ("threads: 1" + ":10" * 5000, "digits"),
+    "base 60": ("threads: !!int 1" + ":10" * 5000, "digits"),
     "twice": ("threads: 1\nthreads: 2", "'threads' stands there twice"),
     "NUL": ("a: \0", "not YAML"),
     "tag": ("a: !!python/object/apply:os.getcwd []", "not YAML"),
@@ -117,6 +117,7 @@ def test_honest_texts(tmp_path: Path) -> None:
     text = "base: &base {threads: 2}\nother: {<<: *base, threads: 3}\nn: 0x10\ne: 1e3\non: pi\nno: off\n"
     expected = {"base": {"threads": 2}, "other": {"threads": 3}, "n": 16, "e": "1e3", "on": "pi", "no": False}
     assert parse_yaml(text, source="x") == expected
+    assert parse_yaml("[2:4, -1:30, 1:30:00, 1:30.5, 0.5]", source="x") == ["2:4", "-1:30", "1:30:00", "1:30.5", 0.5]
     assert parse_yaml("", source="x") is None and parse_yaml("8.6,8.9", source="x") == "8.6,8.9"
     (tmp_path / "bom.json").write_bytes(b'\xef\xbb\xbf{"a": [1, 2.5, null]}')
     assert read_json(tmp_path / "bom.json") == {"a": [1, 2.5, None]}
