@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
 from optimize.errors import Refused, first_line
 from optimize.from_export import plain_graph_module, quiet_export
 from optimize.frontend import capture
-from optimize.preparation import leave_out, own_inputs
+from optimize.preparation import leave_out, own_inputs, said_of_fixed
 from optimize.program import Program
 
 
@@ -49,15 +50,27 @@ def capture_exported(
         Refused: There are no example inputs, or they do not fit.
     """
     if inputs is None and exported.example_inputs is not None:
-        inputs, _ = pytree.tree_flatten(exported.example_inputs)
+        inputs = pytree.tree_leaves(exported.example_inputs)
     with quiet_export():
         plain = plain_graph_module(exported.module(check_guards=False))
     specs, outputs = exported.call_spec, exported.graph_signature.user_outputs
+    given = [spec.arg for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    fixed = {at: arg.name for at, arg in enumerate(given) if isinstance(arg, ConstantArgument)}
+    holders = plain.graph.find_nodes(op="placeholder")
+    for at in fixed:
+        plain.graph.erase_node(holders[at])
+    if inputs is not None and len(inputs) == len(given):
+        inputs = [value for at, value in enumerate(inputs) if at not in fixed]
     out_spec, left = leave_out(specs.out_spec, [place for place, value in enumerate(outputs) if value is None])
     program = capture_graph(
-        plain, inputs, specs.in_spec, out_spec, free=_free_sizes(exported), dynamic_batch=dynamic_batch
+        plain,
+        inputs,
+        leave_out(specs.in_spec, fixed)[0],
+        out_spec,
+        free=_free_sizes(exported),
+        dynamic_batch=dynamic_batch,
     )
-    program.notes += left
+    program.notes += [*left, *said_of_fixed([*fixed.values()])]
     return program
 
 

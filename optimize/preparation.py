@@ -188,6 +188,12 @@ def _said_of(left: Sequence[str]) -> list[str]:
     return [f"Left out of the outputs, which are tensors in a file: {named(left, _LISTED)}."] if left else []
 
 
+def said_of_fixed(names: Collection[str]) -> list[str]:
+    """Return what to say of arguments that are no tensors, which torch.export writes into the graph."""
+    said = named([f"'{shortened(name)}'" for name in names], _LISTED)
+    return [f"Arguments that are no tensors are as they were exported: {said}."] if names else []
+
+
 def _choose(outputs: Any, chosen: Sequence[str]) -> Any:
     """Return the outputs of some names, by name."""
     if not chosen:

@@ -14,7 +14,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -28,11 +28,12 @@ from optimize.load.archive import Archive
 from optimize.load.description import Malformed, build, read_tree
 from optimize.load.graph_json import GraphReading, read_tensors
 from optimize.load.pickles import wanted_globals
-from optimize.preparation import leave_out
+from optimize.preparation import leave_out, said_of_fixed
 from optimize.progress import quiet
 
 _HINT = "Add --trust if you trust this file, or export the model again with torch.export.save."
 _SCHEMA = 8
+_GIVEN = {"user_input", "constant_input"}
 #: Torch's names of what arranges values, and ours.
 _TREES = {
     "builtins.tuple": "tuple",
@@ -101,6 +102,8 @@ def _read(archive: Archive, name: str) -> Exported:
     found = reading.read(graph_module["graph"], graph_module["signature"])
     module = build(found, {reading.paths[path]: tensor for path, tensor in tensors.items()}, functional=False)
     root = next(entry["signature"] for entry in graph_module["module_call_graph"] if entry["fqn"] == "")
+    given = [entry for entry in graph_module["signature"]["input_specs"] if entry.keys() & _GIVEN]
+    fixed = {place: entry["constant_input"]["name"] for place, entry in enumerate(given) if "constant_input" in entry}
     outputs = [
         entry["user_output"]["arg"] for entry in graph_module["signature"]["output_specs"] if "user_output" in entry
     ]
@@ -108,11 +111,11 @@ def _read(archive: Archive, name: str) -> Exported:
     rewritten = {path: chosen for path, chosen in reading.paths.items() if path != chosen}
     return Exported(
         module.eval(),
-        _examples(archive, f"data/sample_inputs/{model}.pt", name),
-        _spec(root["in_spec"]),
+        _examples(archive, f"data/sample_inputs/{model}.pt", name, fixed),
+        leave_out(_spec(root["in_spec"]), fixed)[0],
         out_spec,
         tuple(_free(graph_module["graph"]["tensor_values"], found.inputs)),
-        (*left, *([names.told(rewritten)] if rewritten else [])),
+        (*left, *said_of_fixed([*fixed.values()]), *([names.told(rewritten)] if rewritten else [])),
     )
 
 
@@ -124,8 +127,8 @@ def _free(values: Mapping[str, Any], inputs: Sequence[str]) -> Iterator[str]:
                 yield f"dimension {dim} of '{name}'"
 
 
-def _examples(archive: Archive, member: str, name: str) -> tuple[torch.Tensor, ...] | None:
-    """Return the example inputs, flat; the one member that torch always pickles."""
+def _examples(archive: Archive, member: str, name: str, fixed: Collection[int]) -> tuple[torch.Tensor, ...] | None:
+    """Return the example inputs, flat, without what is fixed; the one member that torch always pickles."""
     if member not in archive:
         return None
     data = archive.read(member)
@@ -137,7 +140,7 @@ def _examples(archive: Archive, member: str, name: str) -> tuple[torch.Tensor, .
         raise Refused(f"'{name}' has a pickle inside ({member}) that may be code: {reason}.", hint=_HINT) from error
     if held is None:
         return None
-    leaves = pytree.tree_leaves(held)
+    leaves = [leaf for place, leaf in enumerate(pytree.tree_leaves(held)) if place not in fixed]
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise Malformed("an example input is no tensor")
     return tuple(leaf.detach().contiguous().clone() for leaf in leaves)

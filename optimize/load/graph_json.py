@@ -124,7 +124,7 @@ class GraphReading:
                 weights[spec["arg"]["name"]] = self.paths[spec[_GROUPS[kind]]]
             elif kind == "user_input":
                 inputs.append(self._declare(spec["arg"]["as_tensor"]["name"]))
-            else:
+            elif kind != "constant_input":  # torch has written it into the graph
                 raise Malformed(f"an input is a {kind}")
         for node in graph["nodes"]:
             self._read_node(node)

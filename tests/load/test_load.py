@@ -334,3 +334,19 @@ def test_an_exported_program_that_returns_none_beside_its_tensors_returns_those(
         assert torch.equal(found["sum"], X.sum(1)) and torch.equal(found["pair"][0], X * 2)
         told = "Left out of the outputs, which are tensors in a file: 'cache' (None), 'pair.0' (None)."
         assert told in (*held.warnings, *held.program.notes)
+
+
+def test_an_exported_program_with_arguments_that_are_no_tensors_is_as_it_was_exported(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, mask: object, flag: bool, y: torch.Tensor, *, by: float = 1.0) -> object:
+            return x * by + y if flag and mask is None else x
+
+    exported = torch.export.export(Scaled().eval(), (X, None, True, X + 1), {"by": 3.0})
+    torch.export.save(exported, tmp_path / "net.pt2")
+    for trust in (False, True):
+        held = capture_source(
+            ModelSource.of(tmp_path / "net.pt2"), lambda _: (), AS_USUAL, trust=trust, progress=silent
+        )
+        assert torch.equal(held.program(X, X + 1), X * 3 + (X + 1))
+        told = "Arguments that are no tensors are as they were exported: 'mask', 'flag', 'by'."
+        assert told in (*held.warnings, *held.program.notes)
