@@ -71,11 +71,12 @@ class PassEntry(BaseModel):
         PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
         fields = [field for field in dataclasses.fields(made) if field.repr or field.compare]  # not data
-        given = {field.name: (getattr(made, field.name), field.default) for field in fields}
+        factories = {field.name: field.default_factory for field in fields if callable(field.default_factory)}
+        usual = {field.name: field.default for field in fields} | {name: make() for name, make in factories.items()}
         options = {
             name: named.spelled(value)
-            for name, (value, usual) in given.items()
-            if name not in _DATA_FIELDS and value != usual
+            for name in usual
+            if name not in _DATA_FIELDS and (value := getattr(made, name)) != usual[name]
         }
         registered = registry.passes().get(made.name) is type(made)
         return cls(name=made.name if registered else named.spelled(type(made)), options=options)
