@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import optimize
 from models import REFERENCES
 from optimize import workflow
-from optimize.errors import Refused, TargetUnavailable
+from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.job import Export
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.passes.quantize_static import QuantizeStatic
@@ -60,6 +60,12 @@ def test_a_float_file_agrees_at_two_batch_sizes_in_float32(name: str, tmp_path: 
     assert (artifact.precision, artifact.coverage) == ("float32", None)
     assert "in f32" in artifact.notes[0] and "bf16" not in artifact.notes[0]
     assert artifact.inputs[0].shape[0] == "batch"
+
+
+def test_a_file_has_the_ending_that_openvino_writes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"end with \.xml, not .*net\.onnx") as caught:
+        optimize.export(references.folded("resnet"), "openvino", tmp_path / "net.onnx")
+    assert "net.xml" in caught.value.hint
 
 
 @installed

@@ -146,8 +146,12 @@ $feeds
 
         Raises:
             TargetUnavailable: OpenVINO is not installed.
+            UsageError: The path has another ending, which OpenVINO does not write.
             Refused: ONNX or OpenVINO lacks an operator of the program, or no layer can run in INT8.
         """
+        if path.suffix != self.suffix:
+            hint = f"Name it '{path.with_suffix(self.suffix)}'."
+            raise UsageError(f"OpenVINO writes files that end with {self.suffix}, not '{path}'.", hint=hint)
         from optimize.targets.openvino.coverage import notes, read_coverage
         from optimize.targets.openvino.runner import core, import_runtime, usable_precision
         from optimize.targets.packaging import describe, made_for
