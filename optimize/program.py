@@ -163,9 +163,15 @@ class Program:
         Raises:
             Refused: Structure, shape or dtype differ from the captured ones.
         """
-        flat, spec = pytree.tree_flatten((args, dict(kwargs or {})))
-        if spec != self.in_spec:
-            raise Refused(f"The program takes {len(self.inputs)} input(s) {self.input_names}; got {len(flat)}.")
+        given = (args, dict(kwargs or {}))
+        try:
+            flat = self.in_spec.flatten_up_to(given)
+        except ValueError as error:
+            count, names = len(pytree.tree_leaves(given)), self.input_names
+            parts = pytree.tree_unflatten(list(names), self.in_spec)
+            arranged = f"arranged otherwise than at capture, {' and '.join(map(str, filter(None, parts)))}"
+            got = count if count != len(names) else arranged
+            raise Refused(f"The program takes {len(names)} input(s) {names}; got {got}.") from error
         for name, value, example, dims in zip(self.input_names, flat, self.inputs, self.dynamic, strict=True):
             _check_input(name, value, example, dims)
         self.require_sizes(flat)

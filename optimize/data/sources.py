@@ -111,7 +111,7 @@ def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Samples:
 def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:
     """Return one batch as ``{input name: array, "": labels}`` (the rule of ``optimize.data``)."""
     if isinstance(value, Mapping):
-        return _read_mapping(value, specs, name)
+        return by_name(value, specs, name)
     if isinstance(value, torch.Tensor | np.ndarray):
         value = (value,)
     if not isinstance(value, tuple | list):
@@ -143,7 +143,12 @@ def _strays(value: Any, specs: Specs, name: Path) -> tuple[str, ...]:
     return tuple(told.format(shown(key), shown(name), found[0]) for key, found in meant.items() if found)
 
 
-def _read_mapping(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:
+def by_name(value: Mapping[str, Any], specs: Specs, name: str) -> dict[str, Any]:
+    """Return the arrays of a mapping by the inputs that they are for, and the labels under "", where there are some.
+
+    Raises:
+        UsageError: An input has none.
+    """
     keys = _keys(value, specs)
     missing = [key for key in keys.values() if key not in value]
     if missing:

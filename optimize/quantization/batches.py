@@ -6,6 +6,7 @@ the data came: one tensor of 2,048 samples, or 2,048 of one. A program whose bat
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from optimize.costs import fitting_batch
 from optimize.data import Batch, Given, InputSpec, Samples
+from optimize.data.sources import by_name
 from optimize.dimensions import BATCH
-from optimize.errors import Refused, UsageError
+from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.graph import dtype_name
 from optimize.program import Program, tensor_value
 from optimize.progress import tell
@@ -37,7 +39,7 @@ class FlatBatches:
 
     Attributes:
         program: What takes the inputs.
-        source: Samples, or what yields tensors, sequences of tensors or mappings of keyword arguments.
+        source: Samples, or what yields inputs as the module took them, by their names, or in a row.
         are_kept: Whether all values of a pass are.
     """
 
@@ -166,14 +168,26 @@ class FlatBatches:
     def _checked(self, number: int, batch: Any) -> Flat:
         inputs = batch.inputs if isinstance(batch, Batch) else batch
         try:
-            if isinstance(inputs, Mapping):
-                return self.program.flatten((), inputs)
-            flat = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-            return check(self.program, flat[:-1] if len(flat) == len(self._axes) + 1 else flat)
-        except (Refused, TypeError) as error:
-            what, hint = (error.what, error.hint) if isinstance(error, Refused) else (str(error), "")
+            return check(self.program, self._flat(inputs))
+        except (OptimizeError, TypeError) as error:
+            what, hint = (error.what, error.hint) if isinstance(error, OptimizeError) else (str(error), "")
             usual = "Give a list of whole batches, [x], each what the model was captured with: a tensor, or a tuple."
             raise Refused(f"Calibration batch {number} does not fit the model: {what}", hint=hint or usual) from error
+
+    def _flat(self, inputs: Any) -> Sequence[Any]:
+        """Return inputs in the program's order: arranged as at capture, by their names, or in a row; labels dropped."""
+        parts = (inputs,) if isinstance(inputs, torch.Tensor | Mapping) else tuple(inputs)
+        keywords = [((), dict(inputs))] if isinstance(inputs, Mapping) else []
+        for call in ((parts, {}), (parts[:-1], {}), *keywords):
+            with contextlib.suppress(ValueError):
+                flat = self.program.in_spec.flatten_up_to(call)
+                if all(isinstance(value, torch.Tensor) for value in flat):
+                    return flat
+        if isinstance(inputs, Mapping):
+            named = by_name(inputs, sample_specs(self.program), "it")
+            return [named[name] for name in self.program.input_names]
+        flat = pytree.tree_leaves(parts, is_leaf=lambda value: not isinstance(value, tuple | list))
+        return flat[:-1] if len(flat) == len(self._axes) + 1 else flat
 
     def _samples(self, flat: Flat) -> int:
         return samples_of(self.program, flat)

@@ -96,9 +96,30 @@ def test_labels_records_and_keywords_are_understood() -> None:
         ((found,),) = FlatBatches(single(), source)
         assert torch.equal(found, x)
     keyword = optimize.capture(nn.Linear(4, 3).eval(), (), kwargs={"input": x})
-    for source in ([x], [{"input": x}]):
+    for source in ([x], [{"input": x}], [{"x": x, "labels": torch.zeros(6)}]):
         ((found,),) = FlatBatches(keyword, source)
         assert torch.equal(found, x)
+
+
+class Record(nn.Module):
+    """Two inputs in a dictionary."""
+
+    def forward(self, b: dict[str, torch.Tensor]) -> torch.Tensor:
+        return b["v"].sum(1) + b["s"].sum(1)
+
+
+def test_a_dictionary_is_taken_as_at_capture_by_names_and_in_a_row() -> None:
+    v, s, labels = torch.randn(6, 4), torch.randn(6, 4), torch.zeros(6)
+    program, given = optimize.capture(Record(), ({"v": v, "s": s},)), {"s": s, "v": v}
+    named = {"b_s": s, "b_v": v}
+    flat = ((v, s), ((v, s), labels))
+    for batch in (given, (given,), (given, labels), named, {**named, "y": labels}, *flat):
+        ((first, second),) = FlatBatches(program, [batch])
+        assert torch.equal(first, v) and torch.equal(second, s)
+    with pytest.raises(Refused, match="1 does not fit the model: it has the arrays 'v'; the model takes 'b_v', 'b_s'"):
+        list(FlatBatches(program, [{"v": v}]))
+    with pytest.raises(Refused, match=r"otherwise than at capture, \(\{'v': 'b_v', 's': 'b_s'\},\)"):
+        program(v, s)
 
 
 def test_empty_batches_are_passed_over() -> None:
