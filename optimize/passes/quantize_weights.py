@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -34,7 +33,6 @@ from optimize.quantization.calibrate import observe
 from optimize.quantization.sensitivity import Trial
 from optimize.quantization.weights import WeightRounding, write_rounded
 from optimize.registry import find_target, register_pass
-from optimize.wording import plural
 
 #: Samples that weights are rounded for, and those of them that say what a weight is worth.
 _SAMPLES, _TRIED_ON = 256, 32
@@ -157,7 +155,7 @@ class QuantizeWeights(PrecisionPass):
         return Outcome(
             tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to int{bits[node]} weights") for node in layers),
             tuple(Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in left.items()),
-            (*done.notes, *((_told(bits),) if len(set(bits.values())) > 1 else ())),
+            done.notes,
         )
 
     @property
@@ -220,17 +218,6 @@ class QuantizeWeights(PrecisionPass):
         if not saves_bytes(weight.shape[1], math.ceil(self.bits), self._group):
             return f"its rows have {weight.shape[1]} weights each, which blocks take no fewer bytes for"
         return "" if weight.isfinite().all() else "its weight is not finite"
-
-
-def _told(bits: Mapping[Any, int]) -> str:
-    """Say how the bits were shared out.
-
-    >>> _told({1: 4, 2: 3, 3: 4})
-    'Bits by what each weight does to the answers: 3 for 1 layer, 4 for 2 layers.'
-    """
-    counts = sorted(Counter(bits.values()).items())
-    said = ", ".join(f"{of} for {plural(count, 'layer')}" for of, count in counts)
-    return f"Bits by what each weight does to the answers: {said}."
 
 
 def _weight(program: Program, layer: fx.Node) -> torch.Tensor:

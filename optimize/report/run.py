@@ -270,12 +270,14 @@ def _graph(report: Report) -> Iterator[doc.Section]:
 
 
 def coverage_summary(row: Row) -> str:
-    """Return how much of a row runs in INT8, and whether it keeps what was asked; empty for a float artifact."""
+    """Return how much of a row is in integers, and whether it keeps what was asked; empty for a float artifact."""
     if row.coverage is None:
         return ""
     left = form.plural(len(row.coverage.left_float), "operator")
     seen = [row.coverage.source, "" if row.status == "measured" else "not run"]
-    placed = f"placed in INT8 ({', '.join(filter(None, seen))})" if any(seen) else "in INT8"
+    number, _, kind = row.precision.removeprefix("int").partition("-")
+    integers = f"{number} bits" if kind == "weights" and number != "8" else "INT8"
+    placed = f"placed in {integers} ({', '.join(filter(None, seen))})" if any(seen) else f"in {integers}"
     bound = f"; asked: {row.bound.wanted}; {row.bound.verdict}: {row.bound.found}" if row.bound else ""
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"
 

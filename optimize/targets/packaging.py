@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from optimize import processor
 from optimize.errors import Refused
 from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
+from optimize.wording import plural
 
 if TYPE_CHECKING:
     from torch import fx
@@ -74,6 +76,10 @@ def _written(spec: pytree.TreeSpec) -> str:
 def _stored(target: Target, program: Program) -> str:
     """Say how weights of fewer than 8 bits are stored, and what is computed with; empty where there are none."""
     plan = program.quantization
+    if plan is not None and plan.mode == "weights" and plan.grids:
+        counts = sorted(Counter(map(plan.bits_of, plan.layers)).items())
+        said = ", ".join(f"{bits} for {plural(count, 'layer')}" for bits, count in counts)
+        return f"Bits by what each weight does to the answers: {said}."
     if plan is None or plan.mode != "static" or plan.bits == 8:
         return ""
     if not target.packs:

@@ -1,5 +1,6 @@
 """Weights alone in integers: which layers, what the program answers then, and what is left with which reason."""
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from optimize.passes.base import Outcome
 from optimize.pipeline import transform
 from optimize.program import Program
 from optimize.quantization.blocks import read_blocks
+from optimize.registry import find_target
+from optimize.targets.packaging import _stored
 from tests import references
 from tests.nets import sqnr_db
 
@@ -105,8 +108,11 @@ def test_targets_that_store_no_other_bits_get_those_of_kernels() -> None:
         for target in ("openvino", "torchscript"):
             assert (alone.suited_to(target).bits, asked.suited_to(target).bits) == (whole, shared)
             assert alone.suited_to(target).suited_to(target) == alone.suited_to(target)
-    plan = QuantizeWeights(bits=6, smallest=0, calibration=data).suited_to("openvino").apply(language())[0].plan
-    assert {plan.bits_of(name) for name in plan.layers} == {4, 8}
+    asked = QuantizeWeights(bits=6, smallest=0, calibration=data).suited_to("openvino")
+    shared, outcome = asked.apply(language())
+    assert {shared.plan.bits_of(name) for name in shared.plan.layers} == {4, 8}
+    told = r"Bits by what each weight does to the answers: 4 for \d layers?, 8 for \d layers?\."
+    assert re.fullmatch(told, _stored(find_target("openvino"), shared)) and not outcome.notes  # which are warnings
 
 
 def test_a_run_rounds_once_for_all_targets_that_store_alike() -> None:

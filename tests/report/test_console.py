@@ -109,6 +109,9 @@ def test_coverage_that_was_read_before_anything_ran_is_said_to_be(report: Report
     assert coverage_summary(row).startswith("1 layer placed in INT8 (parsed network), 0 operators left in float")
     away = row.model_copy(update={"status": "not_run"})
     assert coverage_summary(away).startswith("1 layer placed in INT8 (parsed network, not run), ")
+    for precision, integers in (("int2.5-weights", "2.5 bits"), ("int8-weights", "INT8"), ("int4", "INT8")):
+        few = row.model_copy(update={"precision": precision})
+        assert coverage_summary(few).startswith(f"1 layer placed in {integers} (parsed network), ")
 
 
 def test_what_a_figure_is_made_of_is_wrapped_beside_it() -> None:
