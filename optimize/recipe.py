@@ -184,10 +184,12 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _decibels(cls, content: Any) -> Any:
-        """Read ``max_drop: 30dB`` as ``min_sqnr: 30``."""
+        """Read ``max_drop: 30dB`` as ``min_sqnr: 30``, and ``0.5%`` as half a point."""
         drop = content.get("max_drop") if isinstance(content, Mapping) else None
-        if not isinstance(drop, str) or not drop.lower().rstrip().endswith("db"):
+        if not isinstance(drop, str):
             return content
+        if not drop.lower().rstrip().endswith("db"):
+            return {**content, "max_drop": drop.strip().removesuffix("%")}
         if content.get("min_sqnr") is not None:
             raise ValueError(f"max_drop '{drop}' and min_sqnr ask the same; give one of them")
         return {**content, "max_drop": None, "min_sqnr": drop.strip()[:-2]}
@@ -295,7 +297,8 @@ def parse(content: Any, *, source: str = "recipe") -> Recipe:
         recipe = Recipe.model_validate(dict(content))
     except ValidationError as error:
         place, reason = first_mistake(error)
-        raise UsageError(f"{source}: {place}: {reason}.") from error
+        told = f"--{place.replace('_', '-')}" if place and source == "options" else f"{source}: {place}"
+        raise UsageError(f"{told}: {reason}.") from error
     for entry in recipe.passes:
         check_options(entry, source=source)
     if recipe.keep and not any(entry.keeps for entry in recipe.passes):

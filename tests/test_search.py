@@ -130,6 +130,7 @@ def test_decibels_need_samples() -> None:
 def test_decibels_may_be_written_either_way() -> None:
     assert parse({"max_drop": "30dB"}).min_sqnr == 30.0 == parse({"min_sqnr": 30}).min_sqnr
     assert parse({"max_drop": "30 dB"}).max_drop is None and parse({"max_drop": "0.5"}).max_drop == 0.5
+    assert parse({"max_drop": "0.5%"}).max_drop == 0.5 == parse({"max_drop": "0.5 %"}).max_drop
     for wrong in ({"max_drop": "much"}, {"max_drop": -1}, {"max_drop": "x dB"}, {"max_drop": "9dB", "min_sqnr": 9}):
         with pytest.raises(UsageError):
             parse(wrong)
@@ -139,7 +140,7 @@ def test_decibels_may_be_written_either_way() -> None:
     ("words", "message"),
     [
         (["net.pt", "--int8", "--to", "onnx", "--max-drop", "0.5"], "needs labelled data"),
-        (["net.pt", "--int8", "--to", "onnx", "--max-drop", "lots"], "max_drop"),
+        (["net.pt", "--int8", "--to", "onnx", "--max-drop", "lots"], "--max-drop: Input should be a valid number"),
         (["sensitivity", "net.pt", "--to", "pt2"], "cannot be measured on the target 'pt2'"),
         (["sensitivity", "net.pt", "--to", "nowhere"], "nowhere"),
         (["sensitivity", "net.pt", "--prune"], "asked of data"),
