@@ -133,7 +133,12 @@ def _usage(error: click.ClickException) -> OptimizeError:
         near = nearest(error.option_name, error.possibilities or ()).partition("Known")[0]
         meant = f"Did you mean {alike}? " if alike else near
     words = told.partition("unexpected extra argument")[2].strip("s ()").split()
-    if context is not None and words:
+    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name == "int8":
+        words = [told.partition("'--int8': '")[2].partition("'")[0]]
+    bits = words[0].removesuffix("bits") if words else ""
+    if context is not None and bits.isdecimal() and any("--weights" in entry.opts for entry in context.command.params):
+        meant = f"For weights of fewer bits: --weights {bits}bits. "
+    elif context is not None and words:
         joined = (entry.opts[0] for entry in context.command.params if words[0] in getattr(entry.type, "choices", ()))
         meant = next((f"Did you mean {option}={words[0]}? " for option in joined), "")
     return UsageError(told, hint=f"{meant}'{command} --help' lists the options.")

@@ -192,6 +192,8 @@ _MISTAKES = {
     "nets:Net --recipe nowhere.yaml": "There is no file 'nowhere.yaml'",
     "nets:Net --to onnx --fuze": "No such option '--fuze'",
     "nets:Net --to onnx --int8 dynamic": "Did you mean --int8=dynamic?",
+    "nets:Net --to onnx --int8 4": "For weights of fewer bits: --weights 4bits.",
+    "nets:Net --to onnx --int8=3bits": "For weights of fewer bits: --weights 3bits.",
 }
 
 
