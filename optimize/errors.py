@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -98,6 +99,9 @@ def require(value: object, kind: type, what: str, hint: str) -> None:
 
 #: Names in a hint; of more, the first few are enough.
 _LISTED = 24
+#: Files that are not the user's own: installed packages, Python's library, and this package.
+_ROOTS = (re.escape(os.path.join(os.path.dirname(file), "")) for file in (os.__file__, __file__))
+_INSTALLED = re.compile("|".join((r"[\\/](site|dist)-packages[\\/]", *_ROOTS)))
 #: How native libraries say that they got no memory.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -151,7 +155,7 @@ def spell(error: BaseException) -> str:
 
 
 def raised(what: str, error: BaseException, hint: str = "") -> Refused:
-    """Return what code of the user's raised as a refusal; an import that failed in it with the file that asks for it.
+    """Return what code of the user's raised as a refusal; an import that failed in it with the line that asks for it.
 
     Args:
         what: The code that was run.
@@ -160,15 +164,19 @@ def raised(what: str, error: BaseException, hint: str = "") -> Refused:
     """
     if not isinstance(error, ImportError):
         return Refused(f"{what} raised {spell(error)}.", hint=hint)
+    errors: list[BaseException] = [error]
     while isinstance(error, ImportError) and not error.name and error.__cause__ and error.__cause__.__traceback__:
         error = error.__cause__  # packages that import late, as transformers does, tell it in words of their own
+        errors.append(error)
     import traceback  # not in a worker, whose memory is measured, before it is needed
 
-    walked = [(at.f_code.co_filename, line) for at, line in traceback.walk_tb(error.__traceback__)]
-    file, line = next(place for place in reversed(walked) if not place[0].startswith("<frozen importlib"))
+    walked = [(at.f_code.co_filename, line) for one in errors for at, line in traceback.walk_tb(one.__traceback__)]
+    last, *others = [place for place in reversed(walked) if not place[0].startswith("<frozen importlib")]
+    own = next((place for place in (last, *others) if not _INSTALLED.search(place[0])), last)
+    places = " through ".join(f"{file}, line {line}" for file, line in dict.fromkeys((own, last)))
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     advice = f"Install '{name}', or mend" if name else "Mend"
-    return Refused(f"{what} raised {spell(error)}, in {file}, line {line}.", hint=f"{advice} that import.")
+    return Refused(f"{what} raised {spell(error)}, in {places}.", hint=f"{advice} that import.")
 
 
 @contextlib.contextmanager
@@ -270,6 +278,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "Did you mean 'tensorrt'? Known: onnx, tensorrt."
     >>> nearest("ONNX", ["onnx", "tensorrt"]), nearest("x", [])
     ("Did you mean 'onnx'? Known: onnx, tensorrt.", 'Known: none.')
+    >>> nearest("calib", ["calibration", "calibrator"])
+    "Did you mean 'calibration'? Known: calibration, calibrator."
     >>> nearest("zzz", ["onnx", "tensorrt"])
     'Known: onnx, tensorrt.'
     >>> nearest("layer_7", [f"layer{number}" for number in range(100)])
@@ -277,7 +287,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     lowered = {known.lower(): known for known in names}
-    close = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=1)]
+    begun = [full for full in lowered if name and full.startswith(name.lower())]
+    close = [lowered[one] for one in begun[:1] or difflib.get_close_matches(name.lower(), lowered, n=1)]
     start = f"Did you mean '{close[0]}'? " if close else ""
     listed = ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:4])} and {len(names) - 4} more"
     return f"{start}Known: {listed or 'none'}."

@@ -46,6 +46,7 @@ MISTAKES = {
         lambda: optimize.QuantizeStatic(calibraton=[]),  # type: ignore[call-arg]
         "Did you mean 'calibration'?",
     ),
+    "an option's beginning": (lambda: optimize.QuantizeStatic(calib=[]), "Did you mean 'calibration'?"),  # type: ignore[call-arg]
     "a pass without its data": (lambda: optimize.QuantizeStatic(), "Known: bits, cache, calibration"),  # type: ignore[call-arg]
 }
 
@@ -53,7 +54,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_what_is_given_in_place_of_another_is_named_with_the_mend(name: str) -> None:
     call, mend = MISTAKES[name]
-    told = "is wanted, not |needs example inputs|no pass 'FuseConBN'|no option 'calibraton'|argument: 'calibration'"
+    told = "is wanted, not |needs example inputs|no pass 'FuseConBN'|no option 'calib(raton)?'|argument: 'calibration'"
     with pytest.raises(optimize.UsageError, match=told) as refused:
         call()
     assert mend in refused.value.hint

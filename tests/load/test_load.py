@@ -219,6 +219,12 @@ def test_nearest_name_and_failing_imports(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / f"late{len(cause)}.py").write_text(late.format(cause))
         with pytest.raises(Refused, match=rf"raised (Zero|Module).*, in .*late{len(cause)}\.py, line 2\.\n{advice}"):
             load(f"late{len(cause)}:net")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/breaks.py").write_text("raise ImportError('no operator')\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    (tmp_path / "asks.py").write_text("\n\nimport breaks\n")
+    with pytest.raises(Refused, match=r"no operator, in .*asks\.py, line 3 through .*breaks\.py, line 1\."):
+        load("asks:net")
     with pytest.raises(Refused, match=r"'makes:two' raised TypeError: .* 'a'\.\nIt is called without arguments"):
         load("makes:two")
     with pytest.raises(Refused, match="raised SystemExit: 0"):
