@@ -178,7 +178,7 @@ class AccuracyMeter:
             labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or METRICS["top1" if _judged(expected).ndim != 4 else "pixel_accuracy"]
         self._labels += [labels] if self.metric.guesses else []
-        self._ends |= {labels.min(), labels.max()} if labels.size and labels.dtype.kind in "iuf" else set()
+        self._ends |= {labels.min(), labels.max()} if labels.size and labels.dtype.kind in "iu" else set()
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
             self._room -= rows[-1].nbytes

@@ -275,7 +275,8 @@ def test_map_of_nothing_found_and_nothing_wanted() -> None:
     empty[..., 4] = -1
     meter = AccuracyMeter(find("map"))
     meter.update({"y": found}, {"y": found}, empty)
-    assert meter.result() is None
+    with pytest.raises(Refused, match="All labels are void for the metric 'map', so that nothing is judged"):
+        meter.result()
 
 
 @pytest.mark.parametrize(
