@@ -46,11 +46,9 @@ _APART = 0.002
 #: A trial is no nearer to one of the two around it than by this share of their distance.
 _LEAST_STEP = 0.1
 _OF = {
-    "time": "of the layers' time, by estimate",
-    "macs": "of the macs",
-    "params": "of the parameters",
+    "time": "of the layers' time, by estimate", "macs": "of the macs", "params": "of the parameters",
     "channels": "of all channels",
-}
+}  # fmt: skip
 #: An interval wider than this share of its middle tells too little.
 _WIDE = 0.1
 

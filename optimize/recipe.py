@@ -71,8 +71,7 @@ class PassEntry(BaseModel):
         PassEntry(name='QuantizeDynamic', options={'keep': ['head']})
         """
         fields = [field for field in dataclasses.fields(made) if field.repr or field.compare]  # not data
-        factories = {field.name: field.default_factory for field in fields if callable(field.default_factory)}
-        usual = {field.name: field.default for field in fields} | {name: make() for name, make in factories.items()}
+        usual = {of.name: of.default_factory() if callable(of.default_factory) else of.default for of in fields}
         options = {
             name: named.spelled(value)
             for name in usual

@@ -43,9 +43,12 @@ def cells(case: CaseRecord) -> tuple[str, ...]:
 
 def _decided(case: CaseRecord) -> str:
     """Return the verdict, and what it is of where that is not time alone."""
-    metrics = dict.fromkeys(finding.metric for finding in case.findings if finding.verdict is case.verdict)
-    is_told = case.verdict is not Verdict.PASS and not metrics.keys() <= {"time"}
-    return f"{verdict(case.verdict)}: {', '.join(metrics)}" if is_told else verdict(case.verdict)
+    metrics = dict.fromkeys(() if case.verdict is Verdict.PASS else _deciding(case))
+    return verdict(case.verdict) + (f": {', '.join(metrics)}" if metrics.keys() - {"time"} else "")
+
+
+def _deciding(case: CaseRecord) -> list[str]:
+    return [finding.metric for finding in case.findings if finding.verdict is case.verdict]
 
 
 def median(side: SideRecord | None) -> str:
@@ -84,8 +87,7 @@ def explanation(case: CaseRecord) -> str:
 def message(case: CaseRecord) -> str:
     """Return the verdict of one case in a line: the time where that decided, the reason else."""
     time = case.time
-    failing = [finding.metric for finding in case.findings if finding.verdict is case.verdict]
-    if time is not None and case.verdict is Verdict.FAIL and failing == ["time"]:
+    if time is not None and case.verdict is Verdict.FAIL and _deciding(case) == ["time"]:
         limit = 100 * time.max_regression
         return f"{percent(time.ratio)} vs limit {limit:g} % (fails where more than {limit / 2:g} % is beyond doubt)"
     return plain(case.reason)

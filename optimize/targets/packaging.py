@@ -74,7 +74,7 @@ def _written(spec: pytree.TreeSpec) -> str:
 
 
 def _stored(target: Target, program: Program) -> str:
-    """Say how weights of fewer than 8 bits are stored, and what is computed with; empty where there are none."""
+    """Say how bits were shared out among weights alone, or how few are stored and computed with; else nothing."""
     plan = program.quantization
     if plan is not None and plan.mode == "weights" and plan.grids:
         counts = sorted(Counter(map(plan.bits_of, plan.layers)).items())
