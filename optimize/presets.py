@@ -20,22 +20,23 @@ def fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
     return chosen((fuse, "FuseBNSign", {}), (reparameterize, "Reparameterize", {}), (fuse, "FuseConvBN", {}))
 
 
-def quantizing(effort: str = "default", cpu: str = "any") -> list[dict[str, Any]]:
+def quantizing(effort: str = "default", cpu: str = "any", bits: float = 8) -> list[dict[str, Any]]:
     """Return the passes of static INT8 in order; ``benchmarks/results/making.md`` has what each effort takes and gives.
 
     ``quick`` weighs ranges by the error of their own values, in place of what it does further on, and leaves channels
-    and every layer as they are; ``best`` shifts and scales channels in every way that held-out samples gain by.
+    and every layer as they are; ``best`` shifts and scales channels in every way that held-out samples gain by. Fewer
+    than 8 ``bits`` are what weights are stored in on average.
 
     >>> [entry["name"] for entry in quantizing("quick", cpu="vnni")]
     ['QuantizeStatic']
     """
-    quick, best = effort == "quick", effort == "best"
+    quick, best, few = effort == "quick", effort == "best", {"bits": bits} if bits < 8 else {}
     return chosen(
         (best, "AbsorbBias", {}),
         (not quick, "EqualizeChannels", {} if best else {"unless_near": True}),
         (not quick, "SmoothActivations", {} if best else {"unless_near": True}),
         (adds_pairs(named(cpu)), "PairChannels", {}),
-        (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0} if quick else {}),
+        (True, "QuantizeStatic", {"calibrator": "mse", "spare": 0.0, **few} if quick else few),
     )
 
 

@@ -90,7 +90,7 @@ _MOST_CUT = 0.95
     "--weights",
     metavar="BITSbits",
     type=options.Quantity(bounds.read_bits),
-    help="Store the weights of large Linear and Embedding in so many bits, shared out by what --calib shows.",
+    help="Store weights in so many bits by what --calib shows: those of --int8, or alone large Linear and Embedding.",
 )
 @options.passes("--int4", is_flag=True, help="The same as --weights 4bits.")
 @options.passes("--fp16", is_flag=True, help="Cast to float16 (GPUs).")
@@ -250,15 +250,16 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         )
     if given["int4"] and given["weights"]:
         raise UsageError("--int4 and --weights say the same of two numbers of bits.", hint="Leave out --int4.")
+    few = given["weights"] or (4 if given["int4"] else 0)
     entries = [
         *(_including(given) if given["include_preprocess"] else ()),
         *presets.fusing(fuse=given["fuse"], reparameterize=reparameterize),
         *presets.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
-        *(presets.quantizing(given["effort"] or "default", given["cpu"] or "any") if static else ()),
+        *(presets.quantizing(given["effort"] or "default", given["cpu"] or "any", few or 8) if static else ()),
         *presets.chosen(
             (given["int8"] == "dynamic", "QuantizeDynamic", {}),
             (given["int8"] == "weights", "QuantizeWeights", {}),
-            (few := given["weights"] or (4 if given["int4"] else 0), "QuantizeWeights", {"bits": few}),
+            (few and not static, "QuantizeWeights", {"bits": few}),
             (given["fp16"], "CastFP16", half),
             (given["bf16"], "CastBF16", half),
             (given["mixed"] == "float16", "CastFP16", {**half, "mixed": True}),

@@ -254,7 +254,7 @@ class QuantizeAware(IntegerPass):
 
     def _calibrated(self, scheme: Scheme | None = None) -> QuantizeStatic:
         bits = 8 if scheme is None or scheme.layers else self._bits
-        return QuantizeStatic(self.calibration, bits=bits, spare=0, keep=self.keep, cpu=self.cpu)
+        return QuantizeStatic(self.calibration, bits=bits, alike=True, spare=0, keep=self.keep, cpu=self.cpu)
 
     def _begin(self, module: QuantizedModule, program: Program) -> None:
         """Show the quantizers of what layers read one batch, from which they begin."""

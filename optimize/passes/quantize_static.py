@@ -21,16 +21,19 @@ from optimize.progress import tell
 from optimize.quantization import cache
 from optimize.quantization.auto import choose_ranges
 from optimize.quantization.batches import FlatBatches, require_batches
+from optimize.quantization.blocks import CHOICES
 from optimize.quantization.calibrate import Observations, observe, watch
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.numerics import USUAL, Numerics, planned
 from optimize.quantization.rounding import Rounded, Rounding, check_rounding
 from optimize.quantization.sensitivity import spare_layers
-from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float, round_tables
+from optimize.quantization.weights import SAMPLES, WeightRounding, reason_for_float, round_tables, share_out_bits
 from optimize.registry import find_target, register_pass
 
-#: Samples that tell which layers err most.
-_SPARING_SAMPLES = 4
+#: Samples that tell which layers err most, and those, behind what weights are rounded for, that tell their bits.
+_SPARING_SAMPLES, _SHARING_SAMPLES = 4, 8
+#: Numbers from which a weight shares the bits of others: what unpacks a smaller one takes what it would spare.
+_SMALLEST = 2048
 
 
 @register_pass
@@ -61,8 +64,10 @@ class QuantizeStatic(IntegerPass):
             it causes further on.
         rounding: ``compensated`` rounds weights so that the layers' outputs on the data move least, and takes the mean
             of what is left out of the bias; ``nearest`` rounds each weight by itself.
-        bits: Bits of the weights, 2 to 8. Fewer than 8 are INT8 to every kernel; files for ONNX Runtime store up to 4
-            in as many as they have.
+        bits: Bits of the weights on average, 2 to 8: each layer gets as many as its weights need by what their rounding
+            does to the answers. They are INT8 to every kernel, and files for ONNX Runtime store no more than there are;
+            a run keeps 8 for targets that would store 8.
+        alike: Give every layer ``bits``, a whole number, instead.
         until_settled: Stop reading when ranges have stopped growing.
         cache: Folder where what calibration saw is kept, under a hash of weights and data; empty for none.
         spare: Largest share of the work (products, weights read) that may stay in float where INT8 answers would be
@@ -87,7 +92,8 @@ class QuantizeStatic(IntegerPass):
     target: str = ""
     calibrator: Calibrator = "auto"
     rounding: Rounding = "compensated"
-    bits: int = 8
+    bits: float = 8
+    alike: bool = False
     until_settled: bool = False
     cache: str = ""
     spare: float = 0.06
@@ -100,13 +106,17 @@ class QuantizeStatic(IntegerPass):
         check_rounding(self.rounding)
         if not 0 <= self.spare < 1:
             raise UsageError(f"spare={self.spare:g}: it is a share, from 0 to less than 1.")
-        if self.bits not in range(2, 9):
+        if not CHOICES[0] <= self.bits <= CHOICES[-1]:
             raise UsageError(f"bits={self.bits}: weights have 2 to 8 bits.")
+        if self.alike and self.bits != int(self.bits):
+            raise UsageError(f"bits={self.bits}: that is an average.", hint="Leave out alike=True, or take whole bits.")
 
     def suited_to(self, target: str) -> QuantizeStatic:
-        """Return the pass with ranges for a target of formats other than the usual ones."""
-        usual = bool(self.target) or find_target(target).numerics.formats == USUAL.formats
-        return self if usual else dataclasses.replace(self, target=target)
+        """Return the pass with ranges for a target of formats other than the usual ones, and bits that it stores."""
+        found = find_target(target)
+        suited = self if found.packs else dataclasses.replace(self, bits=8)
+        usual = bool(self.target) or found.numerics.formats == USUAL.formats
+        return suited if usual else dataclasses.replace(suited, target=target)
 
     def rewrite(self, program: Program) -> Outcome:
         """Write the quantization plan onto the program."""
@@ -137,15 +147,18 @@ class QuantizeStatic(IntegerPass):
             tables=frozenset(node.name for node in tables),
         )
         program.quantization = self._spared(program, batches)
-        chosen = program.quantization.layers
-        form = planned(self._numerics.weight, program.quantization)
-        rounded = weights.apply(dict.fromkeys(chosen, form), lambda share: tell("round weights", share))
+        program.quantization = self._shared_out(program, weights, batches)
+        plan, chosen = program.plan, program.plan.layers
+        forms = {name: planned(self._numerics.weight, plan, name) for name in chosen}
+        rounded = weights.apply(forms, lambda share: tell("round weights", share))
         graph.remove_unused(program.graph_module)  # what computed a bias that is stored now
         left = {node.name for node in program.graph.nodes}
-        ranges = {name: seen for name, seen in program.plan.ranges.items() if name in left}
-        program.quantization = dataclasses.replace(program.plan, ranges=ranges)
+        ranges = {name: seen for name, seen in plan.ranges.items() if name in left}
+        program.quantization = dataclasses.replace(plan, ranges=ranges)
         rewrites = tuple(
-            Rewrite(graph.origin(node), self._what(node, rounded.get(node))) for node in layers if node.name in chosen
+            Rewrite(graph.origin(node), _what(node, plan.bits_of(node.name), rounded.get(node)))
+            for node in layers
+            if node.name in chosen
         )
         rewrites += tuple(Rewrite(graph.origin(node), "rows of an embedding to int8") for node in tables)
         return Outcome(rewrites, tuple(skips), (*notes, *weights.notes))
@@ -156,6 +169,19 @@ class QuantizeStatic(IntegerPass):
         told = functools.partial(tell, "spare layers")
         spared = spare_layers(program, few, self.spare, told, self._numerics) if self.spare else {}
         return dataclasses.replace(program.plan.without(spared), spared=frozenset(spared))
+
+    def _shared_out(self, program: Program, weights: WeightRounding, batches: FlatBatches) -> Quantization:
+        """Return the program's plan with the bits of each layer's weight; those of small ones are 8."""
+        plan = program.plan
+        if self.bits == CHOICES[-1] or self.alike:
+            return plan
+        layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in plan.layers]
+        few = list(batches.singles(SAMPLES + _SHARING_SAMPLES))[-_SHARING_SAMPLES:]
+        form = self._numerics.weight
+        bits = share_out_bits(program, layers, weights, few, self.bits, form, smallest=_SMALLEST)
+        average = self.bits if min(bits.values(), default=8) < CHOICES[-1] else CHOICES[-1]
+        grids = {node.name: of for node, of in bits.items() if of != average}
+        return dataclasses.replace(plan, bits=average, grids=grids)
 
     def _observe(
         self, program: Program, batches: FlatBatches, weights: WeightRounding
@@ -182,12 +208,6 @@ class QuantizeStatic(IntegerPass):
             return observations.ranges(self.calibrator, form)
         return choose_ranges(program, layers, observations, batches, form)
 
-    def _what(self, layer: fx.Node, rounded: Rounded | None) -> str:
-        spared = ""
-        if rounded is not None:
-            spared = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
-        return f"{graph.op_name(layer)} to int{self.bits}{spared}"
-
     @property
     def _numerics(self) -> Numerics:
         return find_target(self.target).numerics if self.target else USUAL
@@ -206,6 +226,13 @@ def choose_layers(program: Program, kept: Mapping[fx.Node, str] | None = None) -
         else:
             layers.append(node)
     return layers, skips
+
+
+def _what(layer: fx.Node, bits: int, rounded: Rounded | None) -> str:
+    spared = ""
+    if rounded is not None:
+        spared = f", {100 * (1 - rounded.error / (rounded.nearest or 1)):.0f} % of its rounding error spared"
+    return f"{graph.op_name(layer)} to int{bits}{spared}"
 
 
 def _reason_to_skip(program: Program, node: fx.Node) -> str:

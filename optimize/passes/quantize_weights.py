@@ -24,14 +24,11 @@ from optimize.quantization.blocks import (
     KERNEL_BITS,
     MEASURED_AT,
     BlockForm,
-    allocate_bits,
     kernel_bits,
-    round_to_blocks,
     saves_bytes,
 )
 from optimize.quantization.calibrate import observe
-from optimize.quantization.sensitivity import Trial
-from optimize.quantization.weights import WeightRounding, write_rounded
+from optimize.quantization.weights import WeightRounding, round_alone, share_out_bits
 from optimize.registry import find_target, register_pass
 
 #: Samples that weights are rounded for, and those of them that say what a weight is worth.
@@ -164,9 +161,6 @@ class QuantizeWeights(PrecisionPass):
 
     def _round(self, program: Program, layers: Collection[fx.Node]) -> _RoundedWeights:
         """Round the weights of layers, with the data in view where there is some."""
-        shared: dict[fx.Node, list[fx.Node]] = {}
-        for node in layers:
-            shared.setdefault(graph.argument(node, "weight"), []).append(node)
         bits, rounding, calibration = dict.fromkeys(layers, int(self.bits)), WeightRounding(program, ()), None
         if self.calibration is not None and layers:
             data = FlatBatches(program, self.calibration)
@@ -175,32 +169,15 @@ class QuantizeWeights(PrecisionPass):
             seen = observe(program, data.first(_SAMPLES), rounding.see)
             calibration = Calibration(data.samples.name, seen, "compensated", data.samples.synthetic)
             if self.bits < CHOICES[-1]:
-                bits = self._share_out(program, list(shared.values()), rounding, data)
+                tried, form = list(data.first(_TRIED_ON)), BlockForm(MEASURED_AT, self._group)
+                choices = KERNEL_BITS if self.kernels else CHOICES
+                bits = share_out_bits(program, layers, rounding, tried, self.bits, form, choices)
         forms = {node: BlockForm(bits[node], self._group) for node in layers}
         within = {node.name: forms[node] for node in rounding.layers}
         done = rounding.apply(within, lambda share: tell("round weights", share))
         for node in (node for node in layers if node not in done):
-            _round_alone(program, node, forms[node])
+            round_alone(program, node, forms[node])
         return _RoundedWeights(bits, calibration, rounding.notes)
-
-    def _share_out(
-        self, program: Program, weights: Collection[list[fx.Node]], rounding: WeightRounding, data: FlatBatches
-    ) -> dict[fx.Node, int]:
-        """Return bits by what each weight, rounded alone, does to the answers; layers with one weight get the same."""
-        trial, noises, form = Trial(program, list(data.first(_TRIED_ON))), [], BlockForm(MEASURED_AT, self._group)
-        for place, nodes in enumerate(weights):
-            tried, found = program.clone(), rounding.rounded(nodes[0], form)
-            same = {node.name: node for node in tried.graph.nodes}
-            for node in (same[node.name] for node in nodes):
-                if found is None:
-                    _round_alone(tried, node, form)
-                else:
-                    write_rounded(tried.graph_module, node, found)
-            noises.append(trial.noise(tried))
-            tell("share out bits", (place + 1) / len(weights))
-        sizes = [_weight(program, layer).numel() for layer, *_ in weights]
-        given = allocate_bits(noises, sizes, self.bits, KERNEL_BITS if self.kernels else CHOICES)
-        return {node: bits for nodes, bits in zip(weights, given, strict=True) for node in nodes}
 
     def _reason(self, program: Program, node: fx.Node) -> str:
         """Return why a node's weight stays in float, or nothing."""
@@ -218,18 +195,6 @@ class QuantizeWeights(PrecisionPass):
         if not saves_bytes(weight.shape[1], math.ceil(self.bits), self._group):
             return f"its rows have {weight.shape[1]} weights each, which blocks take no fewer bytes for"
         return "" if weight.isfinite().all() else "its weight is not finite"
-
-
-def _weight(program: Program, layer: fx.Node) -> torch.Tensor:
-    weight = graph.constant(program.graph_module, graph.argument(layer, "weight"))
-    assert weight is not None
-    return weight
-
-
-def _round_alone(program: Program, layer: fx.Node, form: BlockForm) -> None:
-    """Round each number of a weight by itself, in place."""
-    rounded = round_to_blocks(_weight(program, layer), form.bits, form.group)
-    graph.replace_weight(program.graph_module, layer, "weight", rounded)
 
 
 def _candidates(program: Program, smallest: int) -> Iterator[fx.Node]:

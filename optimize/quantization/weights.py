@@ -12,6 +12,7 @@ back from carries the rounded weights, so that a search ends at those decibels.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +23,13 @@ from optimize import graph, ops
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program
-from optimize.quantization.batches import sample_axis
-from optimize.quantization.blocks import round_to_blocks
+from optimize.progress import tell
+from optimize.quantization.batches import Flat, sample_axis
+from optimize.quantization.blocks import CHOICES, MEASURED_AT, BlockForm, allocate_bits, round_to_blocks
 from optimize.quantization.calibrate import observe
+from optimize.quantization.grid import round_weight
 from optimize.quantization.links import is_own
+from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.rounding import (
     LONGEST_ROW,
     Grid,
@@ -35,6 +39,7 @@ from optimize.quantization.rounding import (
     columns,
     round_weights,
 )
+from optimize.quantization.sensitivity import Trial
 from optimize.workers import map_tasks
 
 #: Samples that weights are rounded for, at least: covariances settle long before ranges do.
@@ -178,6 +183,68 @@ def _of_names(program: Program, names: Collection[str], *limits: int) -> WeightR
 def _rounding() -> Callable[[tuple[torch.Tensor, InputMoments, Grid]], Rounded]:
     """Return what rounds a weight, given the sums of its inputs and where it is to lie."""
     return lambda task: round_weights(*task)
+
+
+def share_out_bits(
+    program: Program,
+    layers: Iterable[fx.Node],
+    rounding: WeightRounding,
+    batches: Sequence[Flat],
+    average: float,
+    form: TensorFormat | BlockForm,
+    choices: Sequence[int] = CHOICES,
+    smallest: int = 0,
+) -> dict[fx.Node, int]:
+    """Return bits by what each weight, rounded alone, does to the answers; layers with one weight get the same.
+
+    Args:
+        program: A float program.
+        layers: Those whose weights share the bits.
+        rounding: Has seen what they are multiplied with; a weight that it leaves is rounded to the nearest.
+        batches: Flat inputs, a few, whose answers are compared: those that rounding has not seen tell most.
+        average: Bits of a number on average, at most.
+        form: Where the weights are to lie, with any bits.
+        choices: Bits that a weight may get.
+        smallest: Weights of fewer numbers get the most bits.
+    """
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for layer in layers:
+        groups.setdefault(graph.argument(layer, "weight"), []).append(layer)
+    sizes = {weight: _constant(program, weight).numel() for weight in groups}
+    large = [weight for weight in groups if sizes[weight] >= smallest]
+    few, whole = sum(map(sizes.__getitem__, large)), sum(sizes.values())
+    trial, noises, measured = Trial(program, batches), list[float](), dataclasses.replace(form, bits=MEASURED_AT)
+    for weight in large:
+        tried, found = program.clone(), rounding.rounded(groups[weight][0], measured)
+        same = {node.name: node for node in tried.graph.nodes}
+        for node in (same[layer.name] for layer in groups[weight]):
+            if found is None:
+                round_alone(tried, node, measured)
+            else:
+                write_rounded(tried.graph_module, node, found)
+        noises.append(trial.noise(tried))
+        tell("share out bits", len(noises) / len(large))
+    left = max((average * whole - choices[-1] * (whole - few)) / max(few, 1), choices[0])
+    is_symmetric = isinstance(form, TensorFormat)
+    given = allocate_bits(noises, [sizes[weight] for weight in large], left, choices, symmetric=is_symmetric)
+    bits = dict.fromkeys(groups, choices[-1]) | dict(zip(large, given, strict=True))
+    return {layer: bits[weight] for weight, group in groups.items() for layer in group}
+
+
+def round_alone(program: Program, layer: fx.Node, form: TensorFormat | BlockForm) -> None:
+    """Round each number of a layer's weight to the nearest of a grid, in place."""
+    weight = _constant(program, graph.argument(layer, "weight"))
+    if isinstance(form, BlockForm):
+        rounded = round_to_blocks(weight, form.bits, form.group)
+    else:
+        rounded = round_weight(weight, form, ops.output_axis(layer))
+    graph.replace_weight(program.graph_module, layer, "weight", rounded)
+
+
+def _constant(program: Program, node: fx.Node) -> torch.Tensor:
+    value = graph.constant(program.graph_module, node)
+    assert value is not None
+    return value
 
 
 def read_parameters(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None]:

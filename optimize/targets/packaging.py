@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shutil
@@ -74,20 +75,22 @@ def _written(spec: pytree.TreeSpec) -> str:
 
 
 def _stored(target: Target, program: Program) -> str:
-    """Say how bits were shared out among weights alone, or how few are stored and computed with; else nothing."""
+    """Say how bits were shared out among weights, or how few are stored and computed with; else nothing."""
     plan = program.quantization
-    if plan is not None and plan.mode == "weights" and plan.grids:
-        counts = sorted(Counter(map(plan.bits_of, plan.layers)).items())
-        said = ", ".join(f"{bits} for {plural(count, 'layer')}" for bits, count in counts)
+    if plan is None or plan.mode == "dynamic" or (plan.mode == "weights" and not plan.grids):
+        return ""
+    counts = sorted(Counter(map(plan.bits_of, plan.layers)).items())
+    said = ", ".join(f"{bits} for {plural(count, 'layer')}" for bits, count in counts)
+    if plan.mode == "weights":
         return f"Bits by what each weight does to the answers: {said}."
-    if plan is None or plan.mode != "static" or plan.bits == 8:
+    if plan.bits == 8:
         return ""
     if not target.packs:
-        return f"Its weights have {plan.bits} bits and are stored in 8, which it computes with."
-    stored = next(bits for bits in (1, 2, 3, 4, 8) if bits >= plan.bits)
-    return (
-        f"Weights of {plan.bits} bits are stored in {stored} and become INT8 when it is opened, which it computes with."
-    )
+        return f"Its weights have {plan.bits:g} bits and are stored in 8, which it computes with."
+    is_shared = any(bits < plan.bits for bits, _ in counts)
+    what = f"{plan.bits:g} bits on average ({said})" if is_shared else f"{plan.bits:g} bits"
+    stored = "as few" if is_shared else f"{math.ceil(plan.bits)}"
+    return f"Weights of {what} are stored in {stored} and become INT8 when it is opened, which it computes with."
 
 
 def _promise(target: Target, program: Program, cpu: str) -> str:

@@ -120,6 +120,8 @@ def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
 def test_bits_of_weights_alone(jobs: list[Job]) -> None:
     assert asked(jobs, "--weights", "2.5bits") == {"QuantizeWeights": {"bits": 2.5}}
     assert asked(jobs, "--weights", "3") == {"QuantizeWeights": {"bits": 3}}
+    assert asked(jobs, "--int8=static", "--weights", "5.5bits")["QuantizeStatic"] == {"bits": 5.5}
+    assert "QuantizeWeights" not in asked(jobs, "--int8=static", "--int4")
     assert asked(jobs, "--int4") == asked(jobs, "--weights", "4bits") == {"QuantizeWeights": {"bits": 4}}
     both = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--int4", "--weights", "3bits"])
     assert both.exit_code and "the same of two numbers" in str(both.exception)

@@ -73,7 +73,7 @@ def test_training_recovers_what_two_bits_lose(classifier: nn.Module, tmp_path: P
     def accuracy(answers: Tensor) -> float:
         return float((answers.argmax(1) == wanted).float().mean())
 
-    after = optimize.QuantizeStatic([x], bits=2).apply(program)[0]
+    after = optimize.QuantizeStatic([x], bits=2, alike=True).apply(program)[0]
     trained = optimize.QuantizeAware(train, [x], bits=2).apply(program)[0]
     calibrated, learned = (accuracy(deployed(entry, tmp_path, (points,))[0]) for entry in (after, trained))
     whole = accuracy(program.run((points,))[0])

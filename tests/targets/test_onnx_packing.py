@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, planned
+from optimize.quantization.simulation import simulated_db
 from optimize.targets.onnx.packing import pack_places, planes_of
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
 
@@ -114,15 +114,39 @@ def test_what_is_opened_holds_the_weights_that_were_trained(tmp_path: Path) -> N
         assert any(np.array_equal(array.reshape(integers.shape), 4 * integers.numpy()) for array in held), name
 
 
-def test_calibrated_weights_of_few_bits_are_packed_too(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
-    x = torch.randn(4, 8, 8, 8)
-    program = optimize.QuantizeStatic([x], bits=4).apply(optimize.capture(net, (x,)))[0]
-    artifact = optimize.export(program, "onnx", tmp_path / "net.onnx")
-    assert artifact.path.stat().st_size < 0.8 * sum(weight.numel() for weight in net.parameters())
-    whole = optimize.export(replace(program, quantization=None), "onnx", tmp_path / "float.onnx").load(threads=1)
-    answers = [runner.run([x.numpy()])[0] for runner in (whole, artifact.load(threads=1))]
-    assert float(np.abs(answers[0] - answers[1]).max()) < 0.05 * float(np.abs(answers[0]).max())
+@pytest.mark.parametrize("bits, share", [(4, 0.66), (5.5, 0.78)])
+def test_calibrated_weights_share_few_bits_by_what_they_do_to_the_answers(
+    bits: float, share: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3, groups=8), nn.ReLU(), nn.Conv2d(64, 128, 3))
+    net, x = (
+        nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 128)).eval(),
+        torch.randn(80, 8, 9, 9),
+    )
+    with torch.no_grad():
+        net[2].weight[:, 0] *= 12  # most of its integers are small ones
+    program, seen, others = optimize.capture(net, (x[:2],)), [x[:72]], (x[72:],)
+    made = {
+        name: optimize.QuantizeStatic(seen, bits=of, alike=alike).apply(program)[0]
+        for name, of, alike in (("int8", 8, False), ("shared", bits, False), ("alike", int(bits), True))
+    }
+    answers = {name: simulated_db(each, [others], reference=program) for name, each in made.items()}
+    assert answers["alike"] + 1 < answers["shared"] < answers["int8"] + 0.5
+    plan = made["shared"].plan
+    sizes = {name: weight.numel() for name, weight in _weights(program).items()}
+    assert sum(plan.bits_of(name) * size for name, size in sizes.items()) <= bits * sum(sizes.values())
+    files = {name: optimize.export(each, "onnx", tmp_path / f"{name}.onnx") for name, each in made.items()}
+    assert files["shared"].precision == f"int{bits:g}" and f"{bits:g} bits on average (" in " ".join(
+        files["shared"].notes
+    )
+    assert files["shared"].path.stat().st_size < share * files["int8"].path.stat().st_size
+    assert files["shared"].coverage == files["int8"].coverage
+
+
+def test_targets_that_would_store_eight_bits_are_given_them() -> None:
+    step = optimize.QuantizeStatic([torch.randn(4, 3)], bits=5)
+    assert step.suited_to("onnx") is step and step.suited_to("openvino").bits == 8
 
 
 def test_an_odd_number_of_weights_is_cut_to_what_it_was(tmp_path: Path) -> None:
@@ -139,6 +163,6 @@ def test_an_odd_number_of_weights_is_cut_to_what_it_was(tmp_path: Path) -> None:
 def test_other_runtimes_say_that_they_store_eight_bits(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(16, 16)).eval()
     x = torch.randn(4, 16)
-    program = optimize.QuantizeStatic([x], bits=4).apply(optimize.capture(net, (x,)))[0]
+    program = optimize.QuantizeStatic([x], bits=4, alike=True).apply(optimize.capture(net, (x,)))[0]
     artifact = optimize.export(program, "torchscript", tmp_path / "net.pt")
     assert "Its weights have 4 bits and are stored in 8, which it computes with." in artifact.notes

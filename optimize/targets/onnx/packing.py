@@ -31,7 +31,7 @@ def pack_weights(model: ir.Model) -> bool:
         Whether there was one.
     """
     read = {node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
-    return _pack(model, [value for value in read if value is not None], np.dtype(np.int8), most=4)
+    return _pack(model, [value for value in read if value is not None], np.dtype(np.int8))
 
 
 def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
@@ -44,7 +44,7 @@ def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
     Returns:
         Whether there was one that takes fewer bytes.
     """
-    return _pack(model, values, np.dtype(np.uint8), most=7)
+    return _pack(model, values, np.dtype(np.uint8))
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
@@ -56,8 +56,8 @@ def planes_of(bits: int) -> tuple[int, ...]:
     return tuple(width for width in (4, 2, 1) if bits & width)
 
 
-def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any], most: int) -> bool:
-    """Pack those of the values that are constants of a type and need at most so many bits."""
+def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any]) -> bool:
+    """Pack those of the values that are constants of a type and need fewer than 8 bits."""
     chosen, found = set(values), False
     for value in [value for value in model.graph.initializers.values() if value in chosen]:
         integers = constant(value)
@@ -65,7 +65,7 @@ def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any], mos
             continue
         levels, places = np.unique(integers, return_inverse=True)
         bits = max(1, (len(levels) - 1).bit_length())
-        if bits <= most and integers.size * (8 - bits) // 8 > _OVERHEAD_BYTES * len(planes_of(bits)):
+        if bits < 8 and integers.size * (8 - bits) // 8 > _OVERHEAD_BYTES * len(planes_of(bits)):
             _write_packed(model.graph, value, places.reshape(-1), levels, bits)
             found = True
     if found:
