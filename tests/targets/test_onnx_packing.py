@@ -120,10 +120,8 @@ def test_calibrated_weights_share_few_bits_by_what_they_do_to_the_answers(
 ) -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3, groups=8), nn.ReLU(), nn.Conv2d(64, 128, 3))
-    net, x = (
-        nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 128)).eval(),
-        torch.randn(80, 8, 9, 9),
-    )
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 128)).eval()
+    x = torch.randn(80, 8, 9, 9)
     with torch.no_grad():
         net[2].weight[:, 0] *= 12  # most of its integers are small ones
     program, seen, others = optimize.capture(net, (x[:2],)), [x[:72]], (x[72:],)
@@ -137,9 +135,8 @@ def test_calibrated_weights_share_few_bits_by_what_they_do_to_the_answers(
     sizes = {name: weight.numel() for name, weight in _weights(program).items()}
     assert sum(plan.bits_of(name) * size for name, size in sizes.items()) <= bits * sum(sizes.values())
     files = {name: optimize.export(each, "onnx", tmp_path / f"{name}.onnx") for name, each in made.items()}
-    assert files["shared"].precision == f"int{bits:g}" and f"{bits:g} bits on average (" in " ".join(
-        files["shared"].notes
-    )
+    assert files["shared"].precision == f"int{bits:g}"
+    assert f"{bits:g} bits on average (" in " ".join(files["shared"].notes)
     assert files["shared"].path.stat().st_size < share * files["int8"].path.stat().st_size
     assert files["shared"].coverage == files["int8"].coverage
 

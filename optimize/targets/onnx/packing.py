@@ -22,7 +22,7 @@ _OVERHEAD_BYTES = 512
 
 
 def pack_weights(model: ir.Model) -> bool:
-    """Store each int8 weight behind a ``DequantizeLinear`` in as few bits as its integers need, where the file shrinks.
+    """Store each int8 weight in as few bits as its integers need, where the file shrinks.
 
     Args:
         model: With static INT8 placed.
@@ -30,8 +30,7 @@ def pack_weights(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    read = {node.inputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
-    return _pack(model, [value for value in read if value is not None], np.dtype(np.int8))
+    return _pack(model, model.graph.initializers.values(), np.dtype(np.int8))
 
 
 def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
