@@ -30,6 +30,8 @@ from optimize.wording import plural
 
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
+#: Labels that the original is tried on first, and those that it is where it does not do more than guess with these.
+_FEW_TRIED, _MOST_TRIED = 32, 256
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,13 @@ class Datasets:
         several = sorted((sizes for sizes in free if min(sizes.values()) > 1), key=lambda sizes: prod(sizes.values()))
         return program.at(several[(len(several) - 1) // 2]) if several else program
 
-    def require_fit(self, program: Program) -> None:
+    def try_out(self, program: Program) -> str:
         """Check on samples, the first of which a label counts, that these fit the metric, before anything is made.
+
+        Of labels that may be guessed it takes more, until the original surely does more than that.
+
+        Returns:
+            Why its accuracy on these shows nothing of its files; empty where it shows it.
 
         Raises:
             Refused: They do not, no label counts, or the user's function raises.
@@ -181,9 +188,12 @@ class Datasets:
             outputs = program.run([to_tensor(array) for array in inputs])
             told = dict(zip(program.output_names, map(to_array, outputs), strict=True))
             meter.update(told, told, labels)
-            if not meter.is_void:
-                return
-        meter.result()
+            if meter.is_void:
+                continue
+            found = meter.result() if meter.metric and meter.metric.guesses else None
+            if found is None or found.samples >= (_MOST_TRIED if found.no_better else _FEW_TRIED):
+                return self.doubt(found, program)
+        return self.doubt(meter.result(), program)
 
 
 def open_datasets(

@@ -17,6 +17,7 @@ def silent(phase: str, share: float) -> None:
 
 
 _listener: ContextVar[Progress] = ContextVar("listener", default=silent)
+_reader: ContextVar[Callable[[str], object]] = ContextVar("reader", default=lambda sentence: None)
 
 
 @contextmanager
@@ -37,6 +38,16 @@ def heard_by(listener: Progress) -> Iterator[None]:
 
 
 @contextmanager
+def read_by(reader: Callable[[str], object]) -> Iterator[None]:
+    """Pass what is said inside the block to ``reader``."""
+    token = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+@contextmanager
 def quiet(*loggers: str, level: int = logging.CRITICAL) -> Iterator[None]:
     """Keep the warnings of libraries, and what some loggers say below a level, off the user's terminal."""
     found = [logging.getLogger(name) for name in loggers]
@@ -54,3 +65,8 @@ def quiet(*loggers: str, level: int = logging.CRITICAL) -> Iterator[None]:
 def tell(phase: str, share: float) -> None:
     """Say that a phase is done to this share; without a listener nobody hears it."""
     _listener.get()(phase, share)
+
+
+def say(sentence: str) -> None:
+    """Say at once what a report says in the end, and what may be reason to stop; without a reader nobody sees it."""
+    _reader.get()(sentence)

@@ -34,7 +34,7 @@ from optimize.passes.base import ASKED, Pass, Stage
 from optimize.pipeline import Pipeline, Step, Trace, Variant, require_passes, transform
 from optimize.processor import emulator
 from optimize.program import CAPTURE_FIRST, Program
-from optimize.progress import Progress, heard_by, silent
+from optimize.progress import Progress, heard_by, say, silent
 from optimize.quantization.synthetic import synthesize
 from optimize.recipe import Recipe, configured, parse
 from optimize.regular import shown
@@ -288,7 +288,8 @@ def open_all(job: Job, tell: Progress) -> Opened:
         calibrate=job.given_calibration,
         metric=job.metric,
     )
-    datasets.require_fit(model.program)
+    if doubt := datasets.try_out(model.program):
+        say(f"Seen on the first labels, before files are made: {doubt}")
     model = replace(model, program=datasets.usual(model.program))
     return Opened(model, entered.steps, datasets, calibration_data(job, captured.program, datasets, tell))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -437,15 +438,22 @@ def open_model(
     job = job_of(model, recipe, given)
     captured = open_program(job, progress)
     for note in (*captured.warnings, *captured.program.notes):
-        click.echo(f"optimize: {plain(note)}", err=True)
+        _say(note)
     return captured, job
 
 
-def phases() -> Phases:
-    """Return what shows a bar a phase while a command goes on, where its user wants one."""
+def _say(sentence: str) -> None:
+    click.echo(f"optimize: {plain(sentence)}", err=True)
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Phases]:
+    """Show a bar a phase while a command goes on, where its user wants one, and what cannot wait for its end."""
+    from optimize.progress import read_by
     from optimize.report.console import Phases
 
-    return Phases(quiet=click.get_current_context().meta["quiet"])
+    with Phases(quiet=click.get_current_context().meta["quiet"]) as bars, read_by(_say):
+        yield bars
 
 
 def is_printed() -> bool:

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
-from optimize import workflow
+from optimize import datasets, workflow
 from optimize.cli.run import run
 from optimize.errors import UsageError
 from optimize.job import Job
@@ -143,3 +144,41 @@ def test_a_recipe_says_what_is_cut() -> None:
     assert isinstance(made, PruneChannels)
     assert (made.of, made.intact, made.round_to) == ("macs", ("head",), None) and made.data is not None
     assert PassEntry.of(made).options == asked
+
+
+def echo() -> torch.nn.Module:
+    """Return what names the class whose place in its input is 1."""
+    net = torch.nn.Linear(4, 4, bias=False)
+    net.weight.data = torch.eye(4)
+    return net.eval()
+
+
+@pytest.mark.parametrize(
+    ("shift", "tried", "told"),
+    [(0, 32, ""), (1, 256, "The original has 0.00 % of 256 labels right, and always naming the most frequent of them")],
+)
+def test_an_original_that_guesses_is_told_before_files_are_made(
+    shift: int, tried: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said at the end, behind minutes of searches; one that does more is tried on a few labels alone."""
+
+    class Counting(datasets.AccuracyMeter):
+        def update(self, expected: dict, found: dict, labels: np.ndarray) -> None:
+            counted.append(len(labels))
+            super().update(expected, found, labels)
+
+    def start(*_: object) -> None:
+        raise Started
+
+    counted: list[int] = []
+    monkeypatch.setattr(datasets, "AccuracyMeter", Counting)
+    monkeypatch.setattr(workflow, "write_baseline", start)
+    classes = np.arange(300) % 4
+    np.savez(tmp_path / "eval.npz", x=np.eye(4, dtype=np.float32)[classes], y=(classes + shift) % 4)
+    words = ["tests.cli.test_run:echo", "--to", "onnx", "--eval", tmp_path / "eval.npz", "--out", tmp_path / "out"]
+    done = CliRunner().invoke(run, list(map(str, words)))
+    assert isinstance(done.exception, Started) and sum(counted) == tried
+    said = [line for line in done.stderr.splitlines() if line.startswith("optimize: ")]
+    assert [f"optimize: Seen on the first labels, before files are made: {told}" in line for line in said] == (
+        [True] if told else []
+    )
