@@ -42,10 +42,11 @@ def meant(text: str) -> str:
 def advice(text: str) -> str:
     """Return what to write in place of a text that names no factory.
 
-    >>> advice("nets:Net(6)"), advice("nets.Net")
-    ('It is called without arguments; wrap it in a function that fills them in.', 'Write nets:Net.')
+    >>> advice("nets:Net(6)"), advice("nets:Net()"), advice("nets.Net")
+    ('It is called without arguments; wrap it in a function that fills them in.', 'Write nets:Net.', 'Write nets:Net.')
     """
-    return _ALONE if is_named(text.partition("(")[0]) else f"Write {meant(text)}."
+    name = text.removesuffix("()")
+    return _ALONE if is_named(name.partition("(")[0]) and "(" in name else f"Write {meant(name)}."
 
 
 def named_in(content: Any, but: Callable[[str], bool] = lambda text: False) -> Iterator[str]:

@@ -14,9 +14,9 @@ import struct
 from pathlib import Path
 from typing import IO
 
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.escaping import plain
-from optimize.named import is_named
+from optimize.named import advice, is_named
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 #: Longer names are cut in messages.
@@ -57,6 +57,7 @@ def require_model(spec: str) -> str:
 
     Raises:
         Refused: There is no such file.
+        UsageError: It is a call.
     """
     return _require(spec, "file", "Check the path, or name a factory as package.module:factory.")
 
@@ -72,6 +73,8 @@ def require_data(spec: str) -> str:
 
 def _require(spec: str, what: str, hint: str) -> str:
     if not is_named(spec) and find(Path(spec)) is None:
+        if is_named(spec.partition("(")[0]):
+            raise UsageError(f"'{shown(spec)}' is a call, and a name is wanted.", hint=advice(spec))
         raise Refused(f"There is no {what} '{shown(spec)}' (searched in '{Path.cwd()}').", hint=hint)
     return spec
 

@@ -183,6 +183,8 @@ def test_counts_are_bounded(words: tuple[object, ...], message: str, tmp_path: P
 _MISTAKES = {
     "nets:Net --to onx": "There is no target 'onx'",
     "nowhere.pt --to onnx": "There is no file 'nowhere.pt'",
+    "nets:Net(6) --to onnx": "'nets:Net(6)' is a call, and a name is wanted.\n  It is called without arguments; wrap",
+    "nets:Net --to onnx --eval nets:data()": "'nets:data()' is a call, and a name is wanted.\n  Write nets:data.",
     "show nowhere.pt": "There is no file 'nowhere.pt'",
     "profile nowhere.onnx": "There is no file 'nowhere.onnx'",
     "compare nowhere.onnx other.onnx": "There is no file 'nowhere.onnx'",
