@@ -188,7 +188,7 @@ def test_normalised_pictures_for_a_file_that_normalises_are_told_what_it_takes(t
         (Y.astype(np.float32), "are float32; they must be class numbers"),
         (np.eye(10) > 0, "are bool"),
         (Y - 1, "negative label for sample 0"),
-        (Y[:9], r"10 of 'x', 9 of 'labels'"),
+        (Y[:9], r"10 of 'x', 9 of 'y'\.\nRow n of each array is of sample n: give all"),
         (np.array(3), "different numbers of samples"),
         (np.array(list("abcdefghij")), "labels of .* not numbers"),
     ],
@@ -207,7 +207,7 @@ def test_boxes_that_are_not_padded_are_told_how_to_be(made: Any) -> None:
 def test_label_maps_keep_their_shape() -> None:
     data = open_data([(X, np.zeros((10, 4, 4), int))], inputs=ONE)
     assert next(data.batches(3)).labels.shape == (3, 4, 4)
-    with pytest.raises(Refused, match="3 of 'x', 2 labels"):
+    with pytest.raises(Refused, match=r"3 of 'x', 2 of 'labels'\.\nRow n of each"):
         open_data([(X[:3], Y[:2])], inputs=ONE)
     with pytest.raises(Refused, match="Some batches have labels"):
         list(open_data([(X, Y), X], inputs=ONE).batches(64))

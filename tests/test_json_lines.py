@@ -185,6 +185,8 @@ def test_what_texts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path, name = lines(tmp_path, {"text": "w1"}), tokenizer(tmp_path)
     with pytest.raises(UsageError, match=r"nothing says how they become tokens.*\n.*--tokenizer"):
         open_data(path, inputs=specs(4))
+    with pytest.raises(UsageError, match=r'no labels.*\n.*line of JSON as "label",.* Without labels, --metric cosine'):
+        opened(path, specs(4), name, labelled=True)
     for wanted in (
         [InputSpec("x", (3, 8, 8))],
         specs(4, "input_ids", "position_ids"),

@@ -65,7 +65,10 @@ def open_data(
     if first is None:
         raise Refused(f"'{source.name}' is empty: it gives no samples.")
     if labelled and first.labels is None:
-        hint = "An .npz holds them as 'y', an image folder as sub-folders; a callable gives (inputs, labels)."
+        hint = (
+            "An .npz holds them as 'y', a line of JSON as \"label\", an image folder as sub-folders; a callable gives "
+            "(inputs, labels). Without labels, --metric cosine compares with the original."
+        )
         raise UsageError(f"'{source.name}' has no labels, which accuracy needs.", hint=" ".join((*source.notes, hint)))
     return replace(source, labelled=first.labels is not None)
 

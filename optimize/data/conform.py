@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,13 +90,18 @@ def conform(arrays: Sequence[Any], labels: Any, specs: Sequence[InputSpec], name
         Refused: Shapes, counts, dtypes or values do not fit; the message says what was got and expected.
     """
     inputs = tuple(_input(value, spec, name, start) for value, spec in zip(arrays, specs, strict=True))
-    counts = {len(value) for value in inputs}
     checked = None if labels is None else _labels(labels, name)
-    if len(counts | ({len(checked)} if checked is not None else set())) > 1:
-        sizes = [f"{len(value)} of '{spec.name}'" for value, spec in zip(inputs, specs, strict=True)]
-        sizes += [f"{len(checked)} labels"] if checked is not None else []
-        raise Refused(f"'{name}' has different numbers of samples: {', '.join(sizes)}.")
+    lengths = {spec.name: len(value) for spec, value in zip(specs, inputs, strict=True)}
+    require_aligned(lengths | ({} if checked is None else {"labels": len(checked)}), name)
     return Batch(inputs, checked)
+
+
+def require_aligned(lengths: Mapping[str, int], name: str) -> None:
+    """Refuse arrays of one batch, or one file, that have different numbers of samples; ``lengths`` by their names."""
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{count} of '{key}'" for key, count in lengths.items())
+        hint = "Row n of each array is of sample n: give all of them as many rows."
+        raise Refused(f"'{name}' has different numbers of samples: {listed}.", hint=hint)
 
 
 def as_tensor(value: Any, what: str) -> torch.Tensor:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from optimize.data.array_files import open_arrays
-from optimize.data.conform import Batch, InputSpec, check_shape, conform, samples_at_once
+from optimize.data.conform import Batch, InputSpec, check_shape, conform, require_aligned, samples_at_once
 from optimize.data.samples import Samples
-from optimize.errors import Refused, UsageError, blaming
+from optimize.errors import UsageError, blaming
 from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -33,7 +33,7 @@ def from_file(path: Path, specs: Specs) -> Samples:
         Refused: It is neither, damaged, holds objects, or does not fit the model.
     """
     arrays = open_arrays(path)
-    return replace(_from_arrays(_read(arrays, specs, str(path)), specs, str(path)), notes=_strays(arrays, specs, path))
+    return replace(_from_arrays(arrays, specs, str(path)), notes=_strays(arrays, specs, path))
 
 
 def from_python(value: Any, specs: Specs, name: str) -> Samples:
@@ -45,7 +45,7 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
     if isinstance(value, torch.utils.data.Dataset):
         raise UsageError(f"{name}: a Dataset gives samples, not batches.", hint="Wrap it in a torch DataLoader.")
     if isinstance(value, torch.Tensor | np.ndarray | tuple | Mapping):
-        return _from_arrays(_read(value, specs, name), specs, name)
+        return _from_arrays(value, specs, name)
     if isinstance(value, Iterator):
         raise UsageError(
             f"{name} can be read only once, and calibration, accuracy and timing each read the data.",
@@ -85,17 +85,15 @@ def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[B
         start += len(batch)
 
 
-def _from_arrays(read: Mapping[str, Any], specs: Specs, name: str) -> Samples:
+def _from_arrays(value: Any, specs: Specs, name: str) -> Samples:
     """Read whole arrays in slices, so that a memory-mapped file is never in memory at once."""
+    read = _read(value, specs, name)
     for spec in specs:
         check_shape(np.shape(read[spec.name]), spec, name)
-    lengths = {spec.name: len(read[spec.name]) for spec in specs}
-    labels = read.get("")
-    if labels is not None:
-        lengths["labels"] = len(labels) if np.ndim(labels) else 0
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{count} of '{key}'" for key, count in lengths.items())
-        raise Refused(f"'{name}' has different numbers of samples: {listed}.")
+    labels, called = read.get(""), {"": "labels", **(_keys(value, specs) if isinstance(value, Mapping) else {})}
+    held = {called.get(key, key): array for key, array in read.items() if array is not None}
+    lengths = {key: len(array) if np.ndim(array) else 0 for key, array in held.items()}
+    require_aligned(lengths, name)
     count = next(iter(lengths.values()))
     step = samples_at_once(sum(math.prod(np.shape(value)[1:]) for value in read.values()), _READ)
 
