@@ -33,6 +33,14 @@ class Refused(OptimizeError):
     """The input is understood and cannot be done, or must not be done (exit code 1)."""
 
 
+class InputsMisfit(Refused):
+    """The model fails on its example inputs, by these ``causes``; ``advice`` is for whoever gave them (exit code 1)."""
+
+    def __init__(self, what: str, *, causes: str, advice: str) -> None:
+        super().__init__(what, hint=f"{causes} {advice}".strip())
+        self.causes = causes
+
+
 class UsageError(OptimizeError):
     """The command, recipe or arguments are wrong (exit code 2)."""
 

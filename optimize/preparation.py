@@ -19,7 +19,7 @@ from torch.nn import TransformerEncoder
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from optimize.errors import Refused, UsageError, nearest, spell
+from optimize.errors import InputsMisfit, Refused, UsageError, nearest, spell
 from optimize.escaping import shortened
 from optimize.program import name_outputs
 from optimize.wording import named
@@ -100,8 +100,8 @@ def own_inputs(flat: Sequence[Any], dynamic_batch: bool) -> tuple[torch.Tensor, 
     return inputs
 
 
-#: What to look at where a module fails, in Python; a command says it otherwise.
-EXAMPLES = "Check the example inputs: their order, their sizes with the batch first, their types (x.float())."
+#: What to look at where a module fails, in Python.
+_EXAMPLES = "Check the example inputs: their order, their sizes with the batch first, their types (x.float())."
 
 
 def check_it_runs(
@@ -128,10 +128,9 @@ def check_it_runs(
     except Exception as error:
         inputs = dict(zip(names, pytree.tree_leaves((args, kwargs)), strict=True))
         told = [f"{name} {_dtype(value)}{list(value.shape)}" for name, value in inputs.items()]
-        raise Refused(
-            f"The model fails on {', '.join(told) or 'no inputs'}{_where(error, module)}: {spell(error)}.",
-            hint=" ".join(filter(None, (*_causes(error, inputs), EXAMPLES))),
-        ) from error
+        what = f"The model fails on {', '.join(told) or 'no inputs'}{_where(error, module)}: {spell(error)}."
+        causes = " ".join(filter(None, _causes(error, inputs)))
+        raise InputsMisfit(what, causes=causes, advice=_EXAMPLES) from error
     before = _weights(origin)
     for path, value in _weights(module).items():
         if path not in before:  # a module may make its buffers on the first call

@@ -18,11 +18,11 @@ from torch.nn.parameter import is_lazy
 from optimize.capture_checks import check_capture, finite_examples, vary_tokens
 from optimize.dimensions import Said
 from optimize.distances import output_error
-from optimize.errors import InputsUnknown, Refused, UsageError, VerificationFailed
+from optimize.errors import InputsMisfit, InputsUnknown, Refused, UsageError, VerificationFailed
 from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
-from optimize.preparation import EXAMPLES, inference_copy
+from optimize.preparation import inference_copy
 from optimize.program import Program
 
 #: Sides of square images, those that people train with first; a network that ends in a Linear runs with one alone.
@@ -97,9 +97,8 @@ def capture_model(
                 program = capture_foreign(held, examples, how)
             else:
                 program = _capture_file(held, finite_examples(held, examples), how)
-        except Refused as error:
-            error.hint = error.hint.replace(EXAMPLES, _OPTIONS)
-            raise
+        except InputsMisfit as error:
+            raise InputsMisfit(error.what, causes=error.causes, advice=_OPTIONS) from error
         program.guessed = guessed
         program.notes += filter(None, [guessed])
     varied = vary_tokens(program)
