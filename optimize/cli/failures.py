@@ -133,15 +133,17 @@ def _usage(error: click.ClickException) -> OptimizeError:
         near = nearest(error.option_name, error.possibilities or ()).partition("Known")[0]
         meant = f"Did you mean {alike}? " if alike else near
     words = told.partition("unexpected extra argument")[2].strip("s ()").split()
-    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name == "int8":
-        words = [told.partition("'--int8': '")[2].partition("'")[0]]
-    bits = words[0].removesuffix("bits") if words else ""
-    if context is not None and bits.isdecimal() and any("--weights" in entry.opts for entry in context.command.params):
-        meant = f"For weights of fewer bits: --weights {bits}bits. "
-    elif context is not None and words:
+    if context is not None and words:
+        bits = of_bits(words[0]) if any("--weights" in entry.opts for entry in context.command.params) else ""
         joined = (entry.opts[0] for entry in context.command.params if words[0] in getattr(entry.type, "choices", ()))
-        meant = next((f"Did you mean {option}={words[0]}? " for option in joined), "")
+        meant = bits or next((f"Did you mean {option}={words[0]}? " for option in joined), "")
     return UsageError(told, hint=f"{meant}'{command} --help' lists the options.")
+
+
+def of_bits(word: str) -> str:
+    """Return which option takes a number of bits, with a blank behind it; empty of other words."""
+    bits = word.removesuffix("bits")
+    return f"For weights of fewer bits: --weights {bits}bits. " if bits.isdecimal() else ""
 
 
 def _alike(name: str, context: click.Context) -> list[str]:

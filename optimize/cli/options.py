@@ -217,6 +217,16 @@ class Share(click.ParamType):
         return {"ratio": ratio, **({"of": what} if what else {})}
 
 
+class Int8Choice(click.Choice):
+    """The ways to INT8; of a number of bits it says which option takes one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the way."""
+        if told := failures.of_bits(str(value)):
+            self.fail(f"'{value}' is none of {', '.join(self.choices)}. {told}".strip(), param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Destination(click.Path):
     """A place that a command writes to: a file, or a folder of results.
 

@@ -77,7 +77,7 @@ _MOST_CUT = 0.95
 @options.passes(
     "--int8",
     metavar="[=static|dynamic|weights]",
-    type=click.Choice(["static", "dynamic", "weights"]),
+    type=options.Int8Choice(["static", "dynamic", "weights"]),
     help="Quantize; static calibrates, dynamic is for Linear, LSTM, GRU, weights for large Linear and Embedding.",
 )
 @options.passes(

@@ -195,7 +195,7 @@ _MISTAKES = {
     "nets:Net --to onnx --fuze": "No such option '--fuze'",
     "nets:Net --to onnx --int8 dynamic": "Did you mean --int8=dynamic?",
     "nets:Net --to onnx --int8 4": "For weights of fewer bits: --weights 4bits.",
-    "nets:Net --to onnx --int8=3bits": "For weights of fewer bits: --weights 3bits.",
+    "nets:Net --to onnx --int8=3bits": "dynamic, weights. For weights of fewer bits: --weights 3bits.\n",
 }
 
 
