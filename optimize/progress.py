@@ -21,8 +21,8 @@ _reader: ContextVar[Callable[[str], object]] = ContextVar("reader", default=lamb
 
 
 @contextmanager
-def heard_by(listener: Progress) -> Iterator[None]:
-    """Pass what is told inside the block to ``listener``.
+def heard_by(listener: Progress, reader: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Pass what is told inside the block to ``listener``, and what is said to ``reader``, where there is a new one.
 
     >>> told = []
     >>> with heard_by(lambda *entry: told.append(entry)):
@@ -30,21 +30,12 @@ def heard_by(listener: Progress) -> Iterator[None]:
     >>> told
     [('build', 0.5)]
     """
-    token = _listener.set(listener)
+    token, before = _listener.set(listener), _reader.set(reader or _reader.get())
     try:
         yield
     finally:
         _listener.reset(token)
-
-
-@contextmanager
-def read_by(reader: Callable[[str], object]) -> Iterator[None]:
-    """Pass what is said inside the block to ``reader``."""
-    token = _reader.set(reader)
-    try:
-        yield
-    finally:
-        _reader.reset(token)
+        _reader.reset(before)
 
 
 @contextmanager

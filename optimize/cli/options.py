@@ -459,10 +459,10 @@ def _say(sentence: str) -> None:
 @contextlib.contextmanager
 def phases() -> Iterator[Phases]:
     """Show a bar a phase while a command goes on, where its user wants one, and what cannot wait for its end."""
-    from optimize.progress import read_by
+    from optimize.progress import heard_by, silent
     from optimize.report.console import Phases
 
-    with Phases(quiet=click.get_current_context().meta["quiet"]) as bars, read_by(_say):
+    with Phases(quiet=click.get_current_context().meta["quiet"]) as bars, heard_by(silent, _say):
         yield bars
 
 
