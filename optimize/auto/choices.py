@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,9 +21,11 @@ REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
 _MOST_ASKED = 5
 #: Kinds of files, the most promising first: the order in which each is tried once for every target.
 _KINDS = (
-    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int8-dynamic", "int8-weights",
-    "int4-weights",
+    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int6", "int8-dynamic", "int8-weights",
+    "int4", "int4-weights",
 )  # fmt: skip
+#: Bits of the weights of static INT8; files with few are for those who want small ones, and may take minutes to make.
+_BITS = {"int8": 8, "int6": 6, "int4": 4}
 _CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
 _PASSES: Mapping[str, tuple[str, dict[str, Any]]] = {
     **{kind: (name, {}) for kind, name in _CASTS.items()},
@@ -54,7 +57,7 @@ class FileChoice:
     @property
     def is_static(self) -> bool:
         """Whether it is of static INT8, alone or with half."""
-        return self.precision == "int8" or self.precision.partition("-")[2] in _CASTS
+        return self.precision in _BITS or self.precision.partition("-")[2] in _CASTS
 
     @property
     def how(self) -> str:
@@ -82,15 +85,15 @@ class FileChoice:
         """What its program goes on from; None where it is the first: float32, with channels cut."""
         if self.precision == "float32":
             return None
-        is_mixed = self.is_static and self.precision != "int8"
+        is_mixed = self.is_static and self.precision not in _BITS
         return replace(self, precision="int8", regain_db=0.0) if is_mixed else self.plain
 
     def own_passes(self, cpu: str) -> tuple[PassEntry, ...]:
         """Return the passes that make its program of what it goes on from."""
         if self.precision == "float32":
             entries = presets.chosen((self.cut, "PruneChannels", {"ratio": self.cut, "of": "macs"}))
-        elif self.precision == "int8":
-            entries = presets.quantizing(self.effort, cpu)
+        elif self.precision in _BITS:
+            entries = presets.quantizing(self.effort, cpu, _BITS[self.precision])
             if not self.spare:
                 entries[-1]["options"] = {**entries[-1]["options"], "spare": 0.0}
         elif self.is_static:
@@ -124,8 +127,10 @@ def kinds_of(names: Sequence[str]) -> list[str]:
 
 
 def _writes(name: str, kind: str) -> bool:
-    """Say whether a target writes a kind of file: fewer bits are INT8's form."""
-    return kind.replace("int4", "int8") in find_target(name).support.precisions
+    """Say whether a target writes a kind of file: fewer bits are INT8's form, and static ones some targets' alone."""
+    target = find_target(name)
+    stores = target.packs or _BITS.get(kind, 8) == 8
+    return stores and re.sub(r"^int\d", "int8", kind) in target.support.precisions
 
 
 def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
@@ -136,7 +141,8 @@ def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
     first = FileChoice(names[0], "float32")
     yield first
     for kind in kinds_of(names):
-        found = (FileChoice(name, kind) for name in names if _writes(name, kind))
+        effort = "best" if _BITS.get(kind, 8) < 8 else "default"
+        found = (FileChoice(name, kind, effort) for name in names if _writes(name, kind))
         yield from (choice for choice in found if choice != first)
 
 
@@ -220,6 +226,7 @@ def _choice(drawn: Mapping[str, Any]) -> FileChoice:
     """Return what was drawn, without what means nothing to it."""
     target, _, precision = drawn["file"].partition(" ")
     found = FileChoice(target, precision, **{name: value for name, value in drawn.items() if name != "file"})
+    found = replace(found, spare=True) if _BITS.get(precision, 8) < 8 else found  # which spares no layer
     return found if found.is_static else FileChoice(target, precision, cut=found.cut)
 
 
