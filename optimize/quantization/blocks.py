@@ -280,6 +280,6 @@ def allocate_bits(
         integrality=np.ones(noise.size),
         bounds=Bounds(0, 1),
         constraints=[one_each, within],
-        options={"mip_rel_gap": _GAP},
+        options={"mip_rel_gap": _GAP, "presolve": False},  # which prints to stdout, and spares no time here
     )
     return [int(bits[row]) for row in found.x.reshape(count, -1).argmax(1)]

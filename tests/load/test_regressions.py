@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from optimize.errors import Refused
 from optimize.load import stored
@@ -89,6 +90,17 @@ def test_member_that_says_two_sizes(tmp_path: Path, header: dict[str, int], matc
     (tmp_path / "m.pt2").write_bytes(zips.write(members))
     with pytest.raises(Refused, match=match):
         Archive(tmp_path / "m.pt2", "m.pt2")
+
+
+@pytest.mark.parametrize("name", ["epoch=3-step=100.ckpt", "model (1).pt", "net@224.pt", "modèle.pt", "it's [1].pt"])
+def test_archives_are_opened_whatever_their_files_are_called(name: str, tmp_path: Path) -> None:
+    """torch calls the folder inside by the file's name, which stays when the file is renamed."""
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    torch.save(net.state_dict(), tmp_path / name)
+    torch.jit.script(net).save(str(tmp_path / f"script {name}"))
+    for file in tmp_path.iterdir():
+        with Archive(file, name) as archive:
+            assert "data.pkl" in archive
 
 
 @pytest.mark.parametrize("name", [b"weights.bin", b"place", b"turns"])

@@ -1,0 +1,89 @@
+"""Bits of the weights of static INT8, shared out by what they do to the answers, beside the same number for all layers.
+
+    python -m benchmarks.shared_bits [MODEL ...] [--bits 8 7 6 5 4] [--whole FILE]
+
+The networks are those of ``benchmarks.int8_onnx``, which see its installation, and ``fashion``, the MobileNetV2 of
+``benchmarks.fashion_bits`` with its weights in ``--whole``. Decibels are those of the deployed ONNX file's logits
+against the float network, on samples that calibrated nothing. The exit code is 1 where sharing loses half a decibel
+anywhere, or 6 bits lose a decibel on the networks with trained weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import optimize
+from benchmarks.conditions import conditions
+from benchmarks.flags import fused
+from benchmarks.int8_onnx import MODELS, Case, case
+from optimize.distances import ratio_db
+
+TRAINED = ("fashion", "tf_efficientnet_lite0")
+NAMES = ("fashion", *(name for name in MODELS if "/" not in name))
+
+
+def named(name: str, whole: Path | None) -> Case:
+    """Return a network and its data."""
+    if name != "fashion":
+        return case(name)
+    from benchmarks.depth import mobilenet
+    from models.data import DEFAULT_ROOT
+    from models.train import load_split
+
+    if whole is None:
+        raise SystemExit("fashion: give its weights, --whole FILE (benchmarks.fashion_bits writes them)")
+    net = mobilenet()
+    net.load_state_dict(torch.load(whole, weights_only=True))
+    (x, _), (tested, _) = (load_split(part, DEFAULT_ROOT) for part in ("train", "test"))
+    return Case(net.eval(), net, x[:256], tested[:1000])
+
+
+def judged(program: optimize.Program, entry: Case, path: Path) -> tuple[float, int]:
+    """Write a file; return its decibels and its bytes."""
+    runner, noise, signal = optimize.export(program, "onnx", path).load(threads=1), 0.0, 0.0
+    for x in entry.held_out.split(8):
+        with torch.no_grad():
+            wanted = entry.net(x).double()
+        found = torch.from_numpy(np.array(runner.run([x.numpy()])[0])).double()
+        noise, signal = noise + float((found - wanted).square().sum()), signal + float(wanted.square().sum())
+    return ratio_db(signal, noise), path.stat().st_size
+
+
+def main() -> int:
+    """Print a table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=NAMES)
+    parser.add_argument("--bits", nargs="+", type=int, default=[8, 7, 6, 5, 4])
+    parser.add_argument("--whole", type=Path, help="State dict of the Fashion-MNIST MobileNetV2")
+    asked = parser.parse_args()
+    print(conditions("onnxruntime"), end="\n\n", flush=True)
+    print("| network | bits | shared out, dB | all alike, dB | file, MB | of 8 bits' |\n|---|---:|---:|---:|---:|---:|")
+    torch.set_num_threads(1)
+    holds = True
+    for name in asked.models:
+        entry, whole = named(name, asked.whole), None
+        program = fused(optimize.capture(entry.net, (entry.calibration[:2],)))
+        for bits in asked.bits:
+            steps = [
+                optimize.QuantizeStatic(list(entry.calibration.split(4)), bits=bits, alike=alike, spare=0)
+                for alike in (False, True)
+            ]
+            with tempfile.TemporaryDirectory() as folder:
+                files = [judged(step.apply(program)[0], entry, Path(folder) / "net.onnx") for step in steps]
+            (shared, size), (alike, _) = files
+            whole = whole or (shared, size)
+            holds &= shared > alike - 0.5 and (bits < 6 or name not in TRAINED or shared > whole[0] - 1)
+            row = f"{shared:.1f} | {alike:.1f} | {size / 1e6:.2f} | {size / whole[1]:.2f}"
+            print(f"| {name} | {bits} | {row} |", flush=True)
+    print("holds" if holds else "MISSED")
+    return int(not holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
