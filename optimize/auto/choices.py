@@ -21,10 +21,10 @@ REGAINS, CUTS = (0.0, 1.5, 3.0, 5.0, 8.0), (0.0, 0.15, 0.3, 0.5)
 _MOST_ASKED = 5
 #: Kinds of files, the most promising first: the order in which each is tried once for every target.
 _KINDS = (
-    "int8", "int8-bfloat16", "bfloat16", "float32", "int8-float16", "float16", "int7", "int6", "int8-dynamic",
+    "int8", "int8-bfloat16", "int7", "bfloat16", "float32", "int6", "int8-float16", "float16", "int8-dynamic",
     "int8-weights", "int4", "int4-weights",
 )  # fmt: skip
-#: Bits of the weights of static INT8; files with few are for those who want small ones, and may take minutes to make.
+#: Bits of the weights of static INT8.
 _BITS = {"int8": 8, "int7": 7, "int6": 6, "int4": 4}
 _CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
 _PASSES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -141,8 +141,7 @@ def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
     first = FileChoice(names[0], "float32")
     yield first
     for kind in kinds_of(names):
-        effort = "best" if _BITS.get(kind, 8) < 8 else "default"
-        found = (FileChoice(name, kind, effort) for name in names if _writes(name, kind))
+        found = (FileChoice(name, kind) for name in names if _writes(name, kind))
         yield from (choice for choice in found if choice != first)
 
 
