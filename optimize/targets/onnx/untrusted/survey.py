@@ -38,20 +38,22 @@ GROWING = frozenset(
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 #: Products of integers, whose output ONNX Runtime leaves as memory was where there is nothing to sum over.
 _INTEGER_PRODUCTS = frozenset(
-    {"MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"}
+    {"MatMulInteger", "ConvInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"}
 )
+#: Products that become one of those between DequantizeLinear and QuantizeLinear.
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
 Scope = MutableMapping[str, Static]
 
 
 def check_work(model: ModelProto, path: Path) -> None:
-    """Check that loops end, that constants stay small, and that products of integers have something to sum over.
+    """Check that loops end, that constants stay small, and that products have something to sum over.
 
     A loop over what the user puts in (its trip count is computed from an input) is not judged here: the process that
     runs the file is limited.
 
     Raises:
         Refused: What is executed or kept is more than an honest file asks for, or a loop has no bound; or a factor of
-            such a product has no elements.
+            a product has no elements: of integers any, of others a constant.
     """
     stored = sum(map(elements_of, stored_tensors(model)))
     survey = _Survey(functions_of(model), path, MOST_ELEMENTS + _COPIES * stored)
@@ -95,7 +97,8 @@ class _Survey:
         function = self._functions.get(key_of(node))
         if function is not None:
             return self._call(function, inputs, attributes, times)
-        if node.op_type in _INTEGER_PRODUCTS and any(given and given.shape and 0 in given.shape for given in inputs):
+        empty = [static for static in inputs if static and static.shape and 0 in static.shape]
+        if any(node.op_type in _INTEGER_PRODUCTS or (static.fixed and node.op_type in _PRODUCTS) for static in empty):
             raise Refused(
                 f"'{shown(self._path)}' multiplies nothing in '{_name(node)}': its answer is what lay in memory.",
                 hint=HINT,
