@@ -197,7 +197,32 @@ def gives(x: Tensor) -> Tensor:
 
 def fills(x: Tensor) -> Tensor:
     made, ones = torch.empty_like(x), torch.empty(x.size(0)).fill_(1.0)
-    return torch.tanh(x, out=made).to(made.dtype) + ones
+    if x.size(0) > 4:
+        made.zero_()
+    else:
+        made.copy_(x)
+    return x.to(made.dtype) + made + ones
+
+
+def fills_at_times(x: Tensor) -> Tensor:
+    made = torch.empty_like(x)
+    if x.size(0) > 1000:
+        made.zero_()
+    return made + x
+
+
+def fills_in_turns(x: Tensor) -> Tensor:
+    made = torch.empty_like(x)
+    for _ in range(x.size(0)):
+        made.copy_(x)
+        x = x + made
+    return x
+
+
+def grows(x: Tensor) -> Tensor:
+    made = torch.empty([64])
+    torch.add(x[0], x[0], out=made)
+    return made.as_strided([64], [1])
 
 
 def cats(x: Tensor) -> Tensor:
@@ -214,6 +239,9 @@ def cats(x: Tensor) -> Tensor:
         (fills_a_row, {"aten::empty_like"}, False),
         (gives, {"aten::new_empty"}, False),
         (fills, set(), False),
+        (fills_at_times, {"aten::empty_like"}, True),
+        (fills_in_turns, set(), False),
+        (grows, {"aten::empty"}, False),
         (cats, set(), False),
     ],
 )

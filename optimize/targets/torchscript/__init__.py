@@ -185,25 +185,45 @@ def _is_uncleared(node: torch._C.Node) -> bool:
 
 
 def _first_use(node: torch._C.Node, value: torch._C.Value) -> str:
-    """Return what is done first with a tensor that a node gives: ``fills`` all of it, ``reads`` it, or ``else``."""
+    """Return what is done first with a tensor that a node gives: ``fills`` all of it, ``reads`` it, or ``else``.
+
+    What fills it in one branch or a loop, which may not be taken, counts for what follows in there alone.
+    """
+    values = [value, *[next(node.inputs())][: "resize" in node.kind()]]
+    users = [use.user for one in values for use in one.uses() if use.user.isAfter(node)]
+    users = [user for user in users if not _DESCRIBING.fullmatch(user.kind())]
+    filled = set[Any]()
+    for user in sorted(users, key=functools.cmp_to_key(lambda one, other: 1 if one.isAfter(other) else -1)):
+        if filled.isdisjoint(_blocks(user)):
+            if (done := _done(user, values)) != "fills":
+                return done
+            filled.add(block := user.owningBlock())
+            owner = block.owningNode()
+            if owner is not None and owner.kind() == "prim::If" and filled.issuperset(owner.blocks()):
+                filled.add(owner.owningBlock())
+    return "fills"
+
+
+def _blocks(node: torch._C.Node) -> Iterator[torch._C.Block]:
+    """Yield the block that a node stands in, and those around it."""
+    while node is not None and (block := node.owningBlock()) is not None:
+        yield block
+        node = block.owningNode()
+
+
+def _done(user: torch._C.Node, values: list[torch._C.Value]) -> str:
+    """Return what a node does with tensors that it is given, as `_first_use` does."""
     import torch
 
-    values = [value, *[next(node.inputs())][: "resize" in node.kind()]]
-    uses = [use for one in values for use in one.uses() if use.user.isAfter(node)]
-    uses = [use for use in uses if not _DESCRIBING.fullmatch(use.user.kind())]
-    if not uses:
-        return "fills"
-    first = functools.reduce(lambda one, other: other if other.user.isBefore(one.user) else one, uses)
-    user, kind = first.user, first.user.kind()
-    if not kind.startswith("aten::"):
+    if not user.kind().startswith("aten::"):
         return "else"
     schema = torch._C.parse_schema(user.schema())
     arguments = [argument for argument, given in zip(schema.arguments, user.inputs(), strict=True) if given in values]
     alias = arguments[0].alias_info
     if len(arguments) > 1 or alias is None:
         return "reads"
-    if alias.is_write:
-        return "fills" if _FILLING.fullmatch(kind) or arguments[0].name == "out" else "else"
+    if alias.is_write:  # what is the "out" of an operator may be larger than what comes out
+        return "fills" if _FILLING.fullmatch(user.kind()) else "else"
     return "reads" if user.outputsSize() == 1 and _first_use(user, user.output()) == "reads" else "else"
 
 
