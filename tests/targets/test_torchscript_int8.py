@@ -16,6 +16,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.quantize_dynamic import QuantizeDynamic
 from optimize.processor import Processor
+from optimize.targets.torchscript import _of_chance
 from optimize.targets.torchscript.kernels import KERNELS
 from optimize.targets.torchscript.lowering import lower, pack_dynamic
 from tests import references
@@ -276,6 +277,31 @@ def test_files_are_made_for_the_engine_of_a_fresh_process(tmp_path: Path) -> Non
     assert f"engine '{before}'" in artifact.notes[0]
 
 
+QUANTIZED = torch.ao.nn.quantized
+STRAYING: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
+    "a layer": (lambda: QUANTIZED.dynamic.Linear(4, 2), "x", False),
+    "no columns": (lambda: QUANTIZED.dynamic.Linear(0, 2), "x", True),
+    "bags": (lambda: QUANTIZED.EmbeddingBag(8, 4), "x.long(), x.long()", False),
+    "weights": (lambda: QUANTIZED.EmbeddingBag(8, 4), "x.long(), x.long(), x", True),
+    "a mapping": (lambda: QUANTIZED.EmbeddingBag(8, 4), "x.long(), x.long(), None, x.int()", True),
+}
+
+
+@pytest.mark.parametrize(("layer", "given", "is_named"), STRAYING.values(), ids=STRAYING)
+def test_integer_layers_that_may_give_memory_as_it_was(
+    layer: Callable[[], nn.Module], given: str, is_named: bool
+) -> None:
+    class Network(torch.jit.ScriptModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.jit.script(layer())
+
+    network: Any = Network()
+    network.define(f"def forward(self, x):\n    return self.net({given})\n")
+    named, *_ = _of_chance(network.eval())
+    assert any(name.startswith("quantized::") for name in named) == is_named
+
+
 # Dynamic INT8
 
 
@@ -289,6 +315,7 @@ def test_recurrent_layers_run_in_integers(kind: type[nn.Module], options: dict[s
     assert artifact.precision == "int8-dynamic"
     assert artifact.coverage is not None and set(artifact.coverage.quantized) == {"rnn", "f"}
     runner = artifact.load()
+    assert runner.notes == ()
     for batch in (1, 5):
         x = draw(batch, 7, 12, seed=batch)
         assert sqnr_db(program(x), runner(x)) > 30

@@ -155,7 +155,7 @@ def _of_chance(module: torch.jit.ScriptModule) -> tuple[set[str], list[torch.Ten
             written += [] if sets else [value]
         elif sets:
             sets = next(node.inputs()).node().kind() != "prim::CreateObject"
-        found |= {kind} if sets or kind in _HIDING or _draws(node) else set()
+        found |= {kind} if sets or kind in _HIDING or _draws(node) or _strays(module, node) else set()
         is_stateful |= sets
     return found, written, is_stateful
 
@@ -237,6 +237,19 @@ def _draws(node: torch._C.Node) -> bool:
         return False
     given = zip(torch._C.parse_schema(node.schema()).arguments, node.inputs(), strict=True)
     return not any(argument.name in _INERT and value.toIValue() in (0, False) for argument, value in given)
+
+
+def _strays(module: torch.jit.ScriptModule, node: torch._C.Node) -> bool:
+    """Say whether an integer layer may give memory as it was: it sums over nothing, or reads where a mapping leads."""
+    import torch
+
+    kind, inputs = node.kind(), [*node.inputs()]
+    if kind.startswith("quantized::embedding_bag"):  # weights of samples may be too few
+        return any(not value.node().mustBeNone() for value in inputs[6:8])
+    if not kind.startswith("quantized::linear") or "pack" in kind:
+        return False
+    packed: Any = _held(module, next(value.node() for value in inputs if "PackedParams" in value.type().annotation_str))
+    return not isinstance(packed, torch.ScriptObject) or 0 in packed.unpack()[0].shape
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:
