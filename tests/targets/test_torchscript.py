@@ -181,6 +181,14 @@ def reads_what_grew(x: Tensor) -> Tensor:
     return known + x
 
 
+def fills_what_grew(x: Tensor) -> Tensor:
+    known = x.tanh()
+    if x.size(0) > 4:
+        known.resize_(x.shape)
+    known.zero_()
+    return known + x
+
+
 def reads_what_is_spread(x: Tensor) -> Tensor:
     return x + torch.empty_strided([4], [0])
 
@@ -209,6 +217,16 @@ def fills_at_times(x: Tensor) -> Tensor:
     if x.size(0) > 1000:
         made.zero_()
     return made + x
+
+
+def fills_the_other(x: Tensor) -> Tensor:
+    made = torch.empty_like(x)
+    if x.size(0) > 1000:
+        made.zero_()
+        x = x + made
+    else:
+        x = x - made
+    return x
 
 
 def fills_in_turns(x: Tensor) -> Tensor:
@@ -240,6 +258,8 @@ def cats(x: Tensor) -> Tensor:
         (gives, {"aten::new_empty"}, False),
         (fills, set(), False),
         (fills_at_times, {"aten::empty_like"}, True),
+        (fills_the_other, {"aten::empty_like"}, True),
+        (fills_what_grew, set(), False),
         (fills_in_turns, set(), False),
         (grows, {"aten::empty"}, False),
         (cats, set(), False),

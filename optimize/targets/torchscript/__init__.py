@@ -32,10 +32,8 @@ _WIDENED = (
 )
 
 #: What hides what it does from who reads a graph; arguments with which nothing is drawn where they are false or 0.
-_HIDING, _INERT = (
-    ("prim::CallMethod", "prim::CallFunction", "prim::fork"),
-    ("train", "training", "dropout", "dropout_p"),
-)
+_HIDING = ("prim::CallMethod", "prim::CallFunction", "prim::fork")
+_INERT = ("train", "training", "dropout", "dropout_p")
 #: What gives memory as it was left, what fills all of a tensor, and what asks of what kind one is but reads no number.
 _UNCLEARED = re.compile(r"aten::(\w*empty\w*|resize_\w*)")
 _FILLING = re.compile(r"aten::(copy|fill|zero|normal|log_normal|uniform|exponential|bernoulli|random|geometric)_")
@@ -139,13 +137,14 @@ def _of_chance(module: torch.jit.ScriptModule) -> tuple[set[str], list[torch.Ten
     import torch
 
     # Freezing takes memory of a size that is its own for a constant: it is looked for before.
-    uncleared = [node for node in _nodes(module.inlined_graph) if _is_uncleared(node)]
+    graph: Any = module.inlined_graph  # its nodes are gone with it
+    uncleared = [node for node in _nodes(graph) if _is_uncleared(node)]
     uses = [(node.kind(), _first_use(node, node.output())) for node in uncleared]
     found = {kind for kind, use in uses if use != "fills"}
     written, is_stateful = list[torch.Tensor](), any(use == "reads" for _, use in uses)
     with suppress(RuntimeError):  # what cannot be frozen is read as it is
         module = torch.jit._recursive.wrap_cpp_module(torch._C._freeze_module(module._c, [], True, True))
-    graph: Any = module.inlined_graph
+    graph = module.inlined_graph
     aliases = graph.alias_db()
     for node in _nodes(graph):
         kind, sets = node.kind(), node.kind() == "prim::SetAttr"
@@ -189,42 +188,30 @@ def _first_use(node: torch._C.Node, value: torch._C.Value) -> str:
 
     What fills it in one branch or a loop, which may not be taken, counts for what follows in there alone.
     """
+    import torch
+
     values = [value, *[next(node.inputs())][: "resize" in node.kind()]]
     users = [use.user for one in values for use in one.uses() if use.user.isAfter(node)]
     users = [user for user in users if not _DESCRIBING.fullmatch(user.kind())]
     filled = set[Any]()
-    for user in sorted(users, key=functools.cmp_to_key(lambda one, other: 1 if one.isAfter(other) else -1)):
-        if filled.isdisjoint(_blocks(user)):
-            if (done := _done(user, values)) != "fills":
-                return done
-            filled.add(block := user.owningBlock())
-            owner = block.owningNode()
-            if owner is not None and owner.kind() == "prim::If" and filled.issuperset(owner.blocks()):
-                filled.add(owner.owningBlock())
+    while users:
+        user = functools.reduce(lambda one, other: other if other.isBefore(one) else one, users)
+        if not user.kind().startswith("aten::"):
+            return "else"
+        pairs = zip(torch._C.parse_schema(user.schema()).arguments, user.inputs(), strict=True)
+        alias, *others = [argument.alias_info for argument, given in pairs if given in values]
+        if others or alias is None:
+            return "reads"
+        if not _FILLING.fullmatch(user.kind()):  # the "out" of an operator may be larger than what comes out
+            is_seen = not alias.is_write and user.outputsSize() == 1
+            return "reads" if is_seen and _first_use(user, user.output()) == "reads" else "else"
+        filled.add(block := user.owningBlock())
+        while (owner := block.owningNode()) and owner.kind() == "prim::If" and filled.issuperset(owner.blocks()):
+            filled.add(block := owner.owningBlock())
+        if owner is None or node.owningBlock() in filled:
+            break
+        users = [one for one in users if one is not user and (not one.isAfter(user) or one.isAfter(owner))]
     return "fills"
-
-
-def _blocks(node: torch._C.Node) -> Iterator[torch._C.Block]:
-    """Yield the block that a node stands in, and those around it."""
-    while node is not None and (block := node.owningBlock()) is not None:
-        yield block
-        node = block.owningNode()
-
-
-def _done(user: torch._C.Node, values: list[torch._C.Value]) -> str:
-    """Return what a node does with tensors that it is given, as `_first_use` does."""
-    import torch
-
-    if not user.kind().startswith("aten::"):
-        return "else"
-    schema = torch._C.parse_schema(user.schema())
-    arguments = [argument for argument, given in zip(schema.arguments, user.inputs(), strict=True) if given in values]
-    alias = arguments[0].alias_info
-    if len(arguments) > 1 or alias is None:
-        return "reads"
-    if alias.is_write:  # what is the "out" of an operator may be larger than what comes out
-        return "fills" if _FILLING.fullmatch(user.kind()) else "else"
-    return "reads" if user.outputsSize() == 1 and _first_use(user, user.output()) == "reads" else "else"
 
 
 def _draws(node: torch._C.Node) -> bool:
@@ -248,8 +235,8 @@ def _strays(module: torch.jit.ScriptModule, node: torch._C.Node) -> bool:
         return any(not value.node().mustBeNone() for value in inputs[6:8])
     if not kind.startswith("quantized::linear") or "pack" in kind:
         return False
-    packed: Any = _held(module, next(value.node() for value in inputs if "PackedParams" in value.type().annotation_str))
-    return not isinstance(packed, torch.ScriptObject) or 0 in packed.unpack()[0].shape
+    held = _held(module, next(value.node() for value in inputs if "PackedParams" in value.type().annotation_str))
+    return not isinstance(held, torch.ScriptObject) or 0 in held.unpack()[0].shape  # type: ignore[attr-defined]
 
 
 def _compile(program: Program) -> torch.jit.ScriptModule:
