@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,20 +234,53 @@ def test_layers_that_keep_a_state_are_told(tmp_path: Path) -> None:
     assert "keeps a state, by Assign, ReadValue:" in note
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_products_sum_over_something(kind: type, tmp_path: Path) -> None:
+def _held(rows: int, kind: type = np.float32) -> Any:
+    return ov.opset13.constant(np.ones((rows, 3), kind))
+
+
+def _multiplied(x: Any, table: Any) -> Any:
+    return ov.opset13.matmul(x, table, False, False)
+
+
+def _scaled(rows: int) -> Any:
+    op = ov.opset13  # as weights of few bits are stored
+    return op.multiply(op.convert(np.ones((1, 3), np.float16), "f32"), op.convert(_held(rows, np.int8), "f32"))
+
+
+FACTORS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Any]]] = {
+    "stored": (_held, _multiplied),
+    "converted": (lambda rows: ov.opset13.convert(_held(rows, np.float16), "f32"), _multiplied),
+    "scaled": (_scaled, _multiplied),
+    "computed": (
+        lambda rows: ov.opset13.abs(ov.opset13.transpose(np.ones((3, rows), np.float32), np.array([1, 0]))),
+        _multiplied,
+    ),
+    "summed": (_held, lambda x, table: ov.opset13.einsum([x, table], "ab,bc->ac")),
+    "convolved": (
+        lambda rows: ov.opset13.constant(np.ones((3, rows, 1), np.float32)),
+        lambda x, table: ov.opset13.convolution(ov.opset13.unsqueeze(x, np.array([2])), table, [1], [0], [0], [1]),
+    ),
+    "keys": (
+        lambda rows: ov.opset13.constant(np.ones((1, rows, 4), np.float32)),
+        lambda x, table: ov.opset13.scaled_dot_product_attention(np.ones((1, 1, 4), np.float32), table, table),
+    ),
+}
+
+
+@pytest.mark.parametrize(("factor", "product"), FACTORS.values(), ids=FACTORS)
+def test_products_sum_over_something(factor: Any, product: Any, tmp_path: Path) -> None:
     """With nothing to sum over the answer is what the run before has left in memory."""
-    op, path = ov.opset13, tmp_path / "m.xml"
+    path = tmp_path / "m.xml"
     for rows in (4, 0):
-        x, table = op.parameter([1, rows], np.float32, name="x"), op.constant(np.zeros((rows, 3), kind))
-        product = op.matmul(x, op.convert(table, "f32"), False, False)
-        ov.save_model(ov.Model([op.result(product)], [x], "net"), path, compress_to_fp16=False)
+        x = ov.opset13.parameter([1, rows], np.float32, name="x")
+        model = ov.Model([ov.opset13.result(product(x, factor(rows)))], [x], "net")
+        ov.save_model(model, path, compress_to_fp16=False)
         if rows:
             check_ir(path)
     for size in ("1", "0"):  # OpenVINO stores a byte of none
         path.write_text(path.read_text().replace(' size="1"', f' size="{size}"'))
         check_ir(path, trust=True)
-        refused(path, "multiplies nothing in 'MatMul_[0-9]+': its answer is what lay in memory")
+        refused(path, "multiplies nothing in '[A-Za-z]+_[0-9]+': its answer is what lay in memory")
 
 
 FORGED = {

@@ -34,6 +34,8 @@ _MOST_SIZES, _READ = 64, 3
 _SAVE = "Write both files again with openvino.save_model."
 #: Layers that keep the numbers of their first input.
 _CARRYING = frozenset({"convert", "squeeze", "unsqueeze", "reshape"})
+#: Layers that sum over what their factors share: where that is nothing, OpenVINO leaves their output as memory was.
+_PRODUCTS = frozenset({"matmul", "einsum", "convolution", "scaleddotproductattention"})
 
 
 def check_ir(path: Path, *, trust: bool = False) -> Body:
@@ -128,7 +130,7 @@ class _Check:
     def __init__(self, path: Path, weights: Path, size: int | None, trust: bool) -> None:
         self._path, self._weights, self._size, self._trust = path, weights, size, trust
         self._steps = 0
-        self._origins: dict[int, IrLayer | None] = {}
+        self._origins: dict[tuple[bool, int], IrLayer | None] = {}
 
     def body(self, body: Body, times: int) -> None:
         """Check a graph that is executed so many times."""
@@ -197,10 +199,9 @@ class _Check:
             )
 
     def _check_factors(self, body: Body, layer: IrLayer) -> None:
-        """Refuse a product with nothing to sum over: OpenVINO leaves its output as memory was."""
-        factors = (
-            [self._origin(body, body.source(layer, place)) for place in range(2)] if layer.kind == "matmul" else []
-        )
+        """Refuse a product of a constant with nothing to sum over, whatever became of the constant before."""
+        places = range(len(layer.ports)) if layer.kind in _PRODUCTS else ()
+        factors = (self._origin(body, body.source(layer, place), made=True) for place in places)
         if any(factor is not None and factor.kind == "const" and 0 in self._shape(factor) for factor in factors):
             raise Refused(
                 f"'{shown(self._path)}' multiplies nothing in '{shown(layer.name)}': its answer is what lay in memory.",
@@ -218,16 +219,24 @@ class _Check:
             return None
         return np.fromfile(self._weights, dtype, count, offset=self._number(source, "offset")).tolist()
 
-    def _origin(self, body: Body, layer: IrLayer | None) -> IrLayer | None:
-        """Return the layer that computes the numbers which a layer carries on; a chain of them is walked once."""
-        walked: dict[int, IrLayer] = {}
-        while layer is not None and layer.kind in _CARRYING and id(layer) not in self._origins:
-            if id(layer) in walked:  # a ring
-                layer = None
-                break
-            walked[id(layer)] = layer
-            layer = body.source(layer, 0)
-        found = None if layer is None else self._origins.get(id(layer), layer)
+    def _made_of(self, body: Body, layer: IrLayer) -> IrLayer | None:
+        """Return what a layer has besides constants, or a constant, best an empty one; itself where it has more."""
+        sources = (body.source(layer, place) for place in range(len(layer.ports)))
+        found = [source for given in sources if (source := self._origin(body, given))]
+        data = [source for source in found if source.kind != "const"]
+        data = data or sorted(found, key=lambda constant: 0 not in self._shape(constant))[:1]
+        return data[0] if len(data) == 1 else layer
+
+    def _origin(self, body: Body, layer: IrLayer | None, *, made: bool = False) -> IrLayer | None:
+        """Return the layer whose numbers a layer carries on, or is made of; a chain of them is walked once."""
+        walked = []
+        while layer is not None and (key := (made, id(layer))) not in self._origins:
+            carried = body.source(layer, 0) if layer.kind in _CARRYING else layer
+            back = self._made_of(body, layer) if made else carried
+            self._origins[key] = layer if back is layer else None  # a ring begins nowhere
+            walked.append(key)
+            layer = back
+        found = None if layer is None else self._origins[made, id(layer)]
         self._origins.update(dict.fromkeys(walked, found))
         return found
 
