@@ -188,7 +188,7 @@ class Recipe(BaseModel):
         if not isinstance(drop, str):
             return content
         if not drop.lower().rstrip().endswith("db"):
-            return {**content, "max_drop": drop.strip().removesuffix("%")}
+            return metrics.in_points(content)
         if content.get("min_sqnr") is not None:
             raise ValueError(f"max_drop '{drop}' and min_sqnr ask the same; give one of them")
         return {**content, "max_drop": None, "min_sqnr": drop.strip()[:-2]}

@@ -131,6 +131,10 @@ def test_decibels_may_be_written_either_way() -> None:
     assert parse({"max_drop": "30dB"}).min_sqnr == 30.0 == parse({"min_sqnr": 30}).min_sqnr
     assert parse({"max_drop": "30 dB"}).max_drop is None and parse({"max_drop": "0.5"}).max_drop == 0.5
     assert parse({"max_drop": "0.5%"}).max_drop == 0.5 == parse({"max_drop": "0.5 %"}).max_drop
+    assert parse({"max_drop": "0.5%", "metric": "recall@5"}).max_drop == 0.5
+    for metric, unit in (("mae", "its own unit"), ("psnr@255", "dB"), ("package.module:own", "its own unit")):
+        with pytest.raises(UsageError, match=f"is points of a share; say what {metric} may lose in {unit}"):
+            parse({"max_drop": "0.5%", "metric": metric})
     for wrong in ({"max_drop": "much"}, {"max_drop": -1}, {"max_drop": "x dB"}, {"max_drop": "9dB", "min_sqnr": 9}):
         with pytest.raises(UsageError):
             parse(wrong)

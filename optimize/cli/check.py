@@ -37,7 +37,6 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @options.metric
 @options.judgement(
     "--max-drop",
-    type=float,
     metavar="POINTS",
     help="What may be lost of the metric, in its unit.  [default: 1 point of a share, 0.01 of cosine and spearman]",
 )

@@ -176,6 +176,8 @@ class Case(Limits):
     max_seconds: Seconds = 120.0
     verify_on: Annotated[tuple[str, ...], AfterValidator(processor.emulated)] = ()
 
+    _points = model_validator(mode="before")(metrics.in_points)
+
     @model_validator(mode="after")
     def _consistent(self) -> Case:
         if self.max_drop is not None and not self.eval and not self.metric:

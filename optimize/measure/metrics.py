@@ -211,6 +211,19 @@ def find(said: GivenMetric) -> Metric:
     return _tuned(found, said, number) if at or "@" in found.name else found
 
 
+def in_points(content: Any) -> Any:
+    """Read ``max_drop: 0.5%`` of a mapping as half a point; where its ``metric`` is no share, ValueError says so."""
+    drop = content.get("max_drop") if isinstance(content, Mapping) else None
+    if not isinstance(drop, str) or not drop.rstrip().endswith("%"):
+        return content
+    said = str(content.get("metric") or "top1")
+    names = (said, word := said.partition("@")[0], f"{word}@k")
+    unit = next((metric.unit for metric in _ALL if metric.name in names), "")
+    if unit != "%":
+        raise ValueError(f"'{drop}' is points of a share; say what {said} may lose in {unit or 'its own unit'}")
+    return {**content, "max_drop": drop.rstrip()[:-1]}
+
+
 def _tuned(found: Metric, said: str, number: str) -> Metric:
     """Return a metric with the number behind its ``@``."""
     assert found.tuned is not None

@@ -115,6 +115,10 @@ def test_a_project_that_says_nothing(tmp_path: Path) -> None:
         ({"max_latency": "1 s", "min_throughput": 1, "cases": [{}]}, "bound one thing"),
         ({"max_latency": 10, "cases": [{}]}, r"10 has no unit; write '10 ms' or '10 s'"),
         ({"on_inconclusive": "shrug"}, "'pass', 'fail' or 'keep'"),
+        (
+            {"max_drop": "5%", "cases": [{"metric": "psnr", "eval": "e.npz"}]},
+            "points of a share; say what psnr may lose in dB",
+        ),
         ({"alpha": 0.7}, "less than 0.5"),
         ({"threads": 0, "cases": [{}]}, r"cases\.0\.threads"),
     ],
@@ -150,7 +154,7 @@ def test_what_is_asked_of_a_metric() -> None:
 
     assert bound() == bound(metric="wer") == "--max-drop 1" and bound(metric="cosine") == "--max-drop 0.01"
     assert bound(metric="mae", min_accuracy=0.3) == "--min-accuracy 0.3"
-    assert bound(metric="psnr", max_drop=0.5) == "--max-drop 0.5"
+    assert bound(max_drop="0.5%") == bound(metric="psnr", max_drop=0.5) == "--max-drop 0.5"
 
 
 @pytest.mark.parametrize(
