@@ -214,6 +214,8 @@ class Share(click.ParamType):
             self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
         whole = 100 if number.endswith("%") else 1
         ratio = click.FloatRange(0, whole, max_open=True)(number.removesuffix("%"), param, ctx) / whole
+        if not ratio < 1:  # NaN is in every range
+            self.fail(f"'{number}' is no share.", param, ctx)
         return {"ratio": ratio, **({"of": what} if what else {})}
 
 

@@ -126,6 +126,8 @@ class GraphReading:
                 inputs.append(self._declare(spec["arg"]["as_tensor"]["name"]))
             elif kind != "constant_input":  # torch has written it into the graph
                 raise Malformed(f"an input is a {kind}")
+            elif not isinstance(name := spec.get("name"), str):
+                raise Malformed(f"{str(name)[:80]!r} is no name")
         for node in graph["nodes"]:
             self._read_node(node)
         return Description(inputs, weights, self.calls, self._outputs(signature))

@@ -311,6 +311,14 @@ def test_code_in_the_graph_of_a_pt2(
     refused_here(path, "may be code|no exported program holds|cannot be read")
 
 
+@pytest.mark.parametrize("held", [{}, {"name": 5}, {"name": ["x"]}], ids=str)
+def test_a_fixed_input_of_a_pt2_has_a_name(tmp_path: Path, program: Path, held: dict[str, Any]) -> None:
+    def edit(description: dict[str, Any]) -> None:
+        description["graph_module"]["signature"]["input_specs"].append({"constant_input": held})
+
+    refused_here(described(program, tmp_path / "m.pt2", edit), "no exported program holds: .* is no name")
+
+
 def test_names_of_weights_in_a_pt2_become_identifiers(tmp_path: Path, marker: Path, program: Path) -> None:
     evil = f'0"); {CODE.format(marker=marker)} #'
 
