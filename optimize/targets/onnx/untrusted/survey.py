@@ -21,20 +21,10 @@ from optimize.targets.onnx.untrusted.tensors import elements_of, stored_tensors
 #: What is computed from stored weights (transposed, cast, dequantized) may be this many times as large.
 _COPIES = 16
 #: Operators that make a value as large as their arguments say.
-GROWING = frozenset(
-    {
-        "ConstantOfShape",
-        "Expand",
-        "Tile",
-        "Range",
-        "OneHot",
-        "Pad",
-        "Resize",
-        "Upsample",
-        "RandomNormal",
-        "RandomUniform",
-    }
-)
+GROWING = frozenset({
+    "ConstantOfShape", "Expand", "Tile", "Range", "OneHot", "Pad", "Resize", "Upsample",
+    "RandomNormal", "RandomUniform",
+})  # fmt: skip
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 #: Products of integers, whose output ONNX Runtime leaves as memory was where there is nothing to sum over.
 _INTEGER_PRODUCTS = frozenset(
