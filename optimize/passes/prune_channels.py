@@ -30,7 +30,7 @@ from optimize.wording import plural
 GRANULE = 8
 
 NOT_FINE_TUNED = (
-    "The channels were cut without fine-tuning: expect lower accuracy until the weights are trained again. "
+    "The channels were cut without fine-tuning: what that loses, training the weights again mostly brings back. "
     "optimize.narrow(module, program) gives your own module these widths, to train it on."
 )
 

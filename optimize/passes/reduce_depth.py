@@ -26,7 +26,7 @@ from optimize.wording import plural
 Saving = Literal["macs", "params", "time"]
 
 _NOT_FINE_TUNED = (
-    "Layers stand for others without fine-tuning: expect lower accuracy until the weights are trained again. "
+    "Layers stand for others without fine-tuning: what that loses, training the weights again mostly brings back. "
     "optimize.narrow(module, program) gives your own module these layers, to train it on."
 )
 

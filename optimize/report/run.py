@@ -368,7 +368,8 @@ def searched(report: Report) -> Iterator[doc.Section]:
     tried, kept = form.plural(len(search.trials), "file"), len(report.rows)
     facts = [("Tried", f"{tried} in {form.span(search.spent_s)}, {kept} on the front. {search.ended.capitalize()}.")]
     if search.best and not report.doubt:
-        facts.append(("Best" if search.met else "Nearest to what was asked", search.best))
+        missed = f"{search.best}; no file keeps it. Channels are cut where --max-drop says what may be lost."
+        facts.append(("Best", search.best) if search.met else ("Nearest to what was asked", missed))
     yield doc.Facts(tuple(facts))
     rows = [
         (
