@@ -192,7 +192,7 @@ class Program:
         """Return what is to be said of the largest sizes that the model takes, but for those that are asked."""
         known = {BATCH: MAX_BATCH, **{name: size.most for name, size in asked.items() if size.most is not None}}
         return [
-            f"'{name}' may be {size.most} at most: beyond, the model fails or computes otherwise, and no file checks it."
+            f"'{name}' may be {size.most} at most: beyond, it fails or computes otherwise, and no file checks it."
             for name, size in self.free.items()
             if size.most not in (None, known.get(name))
         ]

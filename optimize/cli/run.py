@@ -72,7 +72,7 @@ _MOST_CUT = 0.95
     "--latency",
     metavar="TIME|SHAREx",
     type=options.Quantity(bounds.check_pace),
-    help="Cut as much as the last file needs to run in 5ms, or in 0.5x its time uncut; --prune or --depth says the most.",
+    help="Cut as much as a file needs to run in 5ms, or in 0.5x its time uncut; --prune or --depth says the most.",
 )
 @options.passes(
     "--int8",
