@@ -21,16 +21,17 @@ from optimize.targets.onnx_graph.nodes import add, constant, name_of, replace, s
 _OVERHEAD_BYTES = 512
 
 
-def pack_weights(model: ir.Model) -> bool:
+def pack_weights(model: ir.Model, most: int) -> bool:
     """Store each int8 weight in as few bits as its integers need, where the file shrinks.
 
     Args:
         model: With static INT8 placed.
+        most: Bits that are packed: above 4 they are planes, which a weight that was to have 8 is not cut into.
 
     Returns:
         Whether there was one.
     """
-    return _pack(model, model.graph.initializers.values(), np.dtype(np.int8))
+    return _pack(model, model.graph.initializers.values(), np.dtype(np.int8), most)
 
 
 def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
@@ -43,7 +44,7 @@ def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
     Returns:
         Whether there was one that takes fewer bytes.
     """
-    return _pack(model, values, np.dtype(np.uint8))
+    return _pack(model, values, np.dtype(np.uint8), most=7)
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
@@ -55,8 +56,8 @@ def planes_of(bits: int) -> tuple[int, ...]:
     return tuple(width for width in (4, 2, 1) if bits & width)
 
 
-def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any]) -> bool:
-    """Pack those of the values that are constants of a type and need fewer than 8 bits."""
+def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any], most: int) -> bool:
+    """Pack those of the values that are constants of a type and need at most so many bits."""
     chosen, found = set(values), False
     for value in [value for value in model.graph.initializers.values() if value in chosen]:
         integers = constant(value)
@@ -64,7 +65,7 @@ def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any]) -> 
             continue
         levels, places = np.unique(integers, return_inverse=True)
         bits = max(1, (len(levels) - 1).bit_length())
-        if bits < 8 and integers.size * (8 - bits) // 8 > _OVERHEAD_BYTES * len(planes_of(bits)):
+        if bits <= most and integers.size * (8 - bits) // 8 > _OVERHEAD_BYTES * len(planes_of(bits)):
             _write_packed(model.graph, value, places.reshape(-1), levels, bits)
             found = True
     if found:
