@@ -47,7 +47,7 @@ MISTAKES = {
         "Did you mean 'calibration'?",
     ),
     "an option's beginning": (lambda: optimize.QuantizeStatic(calib=[]), "Did you mean 'calibration'?"),  # type: ignore[call-arg]
-    "a pass without its data": (lambda: optimize.QuantizeStatic(), "Known: bits, cache, calibration"),  # type: ignore[call-arg]
+    "a pass without its data": (lambda: optimize.QuantizeStatic(), "Known: alike, bits, cache, calibration"),  # type: ignore[call-arg]
 }
 
 

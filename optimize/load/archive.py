@@ -13,7 +13,7 @@ from pathlib import Path
 from optimize.errors import Refused
 
 #: A member, behind the folder that holds them all; torch calls that as the file was called when it was saved.
-_NAME = re.compile(r"[^\x00-\x1f\x7f\\/]+/[A-Za-z0-9_.\-+ ][A-Za-z0-9_.\-+ /]*", re.ASCII)
+_NAME = re.compile(r"[^\x00-\x1f\x7f\\/]+/([A-Za-z0-9_.\-+ ][A-Za-z0-9_.\-+ /]*)?", re.ASCII)
 _MOST_MEMBERS = 100_000
 #: TorchScript code is compressed, tensors never are.
 _TIMES_FILE, _SLACK_BYTES = 4, 1 << 24

@@ -257,7 +257,7 @@ def allocate_bits(
         choices: Bits that a weight may get.
         symmetric: Integers leave out the lowest one, by which few bits have wider steps.
 
-    >>> allocate_bits([1.0, 1e-3], [1000, 1000], 4), allocate_bits([1.0, 1e-3], [1000, 1000], 4, symmetric=True)
+    >>> allocate_bits([1.0, 1e-2], [1000, 1000], 4), allocate_bits([1.0, 1e-2], [1000, 1000], 4, symmetric=True)
     ([6, 2], [5, 3])
     """
     from scipy.optimize import Bounds, LinearConstraint, milp

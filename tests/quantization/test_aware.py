@@ -28,7 +28,7 @@ STATIC = [name for name in REFERENCES if name != "lstm"]
 def quantized(net: nn.Module | Program, x: Tensor, bits: int = 8) -> Program:
     program = optimize.capture(net.eval(), (x,)) if isinstance(net, nn.Module) else net
     program = optimize.FuseConvBN().apply(program)[0]
-    return optimize.QuantizeStatic([x], calibrator="minmax", bits=bits).apply(program)[0]
+    return optimize.QuantizeStatic([x], calibrator="minmax", bits=bits, alike=True).apply(program)[0]
 
 
 def train(module: nn.Module, x: Tensor) -> None:

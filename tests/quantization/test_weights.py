@@ -62,7 +62,7 @@ def integers(captured: optimize.Program, layer: fx.Node, bits: int) -> torch.Ten
 @pytest.mark.parametrize("bits", [2, 4, 6, 8])
 def test_compensated_weights_are_on_the_grid_of_the_bits(bits: int) -> None:
     calibration = [torch.randn(32, 4, 16, 16)]
-    captured, _ = optimize.QuantizeStatic(calibration=calibration, bits=bits, spare=0, cpu="vnni").apply(program())
+    captured, _ = optimize.QuantizeStatic(calibration, bits=bits, alike=True, spare=0, cpu="vnni").apply(program())
     most = 2 ** (bits - 1) - 1
     for layer in layers(captured):
         found = integers(captured, layer, bits)
@@ -77,7 +77,7 @@ def test_compensated_weights_are_on_the_grid_of_the_bits(bits: int) -> None:
 )
 def test_the_deployed_file_holds_the_weights_of_the_program(tmp_path: Path, bits: int, rounding: str) -> None:
     calibration = [torch.randn(32, 4, 16, 16)]
-    entry = optimize.QuantizeStatic(calibration=calibration, bits=bits, rounding=rounding, spare=0, cpu="vnni")
+    entry = optimize.QuantizeStatic(calibration, bits=bits, alike=True, rounding=rounding, spare=0, cpu="vnni")
     captured, _ = entry.apply(program())
     optimize.export(captured, "onnx", tmp_path / "m.onnx")
     found = deployed_weights(onnx.load(tmp_path / "m.onnx"), bits)
@@ -168,6 +168,6 @@ def test_the_bias_takes_what_rounding_moves_on_average() -> None:
     data = torch.rand(64, 20)
     captured = optimize.capture(nn.Linear(20, 5, bias=False).eval(), (data[:2],))
     for bits in (3, 8):
-        rounded, _ = optimize.QuantizeStatic(calibration=[data], bits=bits, spare=0).apply(captured)
+        rounded, _ = optimize.QuantizeStatic(calibration=[data], bits=bits, alike=True, spare=0).apply(captured)
         moved = rounded(data) - captured(data)
         assert moved.std() > 0 and moved.mean(0).abs().max() < 1e-5
