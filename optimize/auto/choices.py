@@ -24,8 +24,9 @@ _KINDS = (
     "int8", "int8-bfloat16", "int7", "bfloat16", "float32", "int6", "int8-float16", "float16", "int8-dynamic",
     "int8-weights", "int4", "int4-weights",
 )  # fmt: skip
-#: Bits of the weights of static INT8.
-_BITS = {"int8": 8, "int7": 7, "int6": 6, "int4": 4}
+#: Bits of the weights of static INT8: few, which some targets alone store and which spare no layer, and all.
+_FEW = {"int7": 7, "int6": 6, "int4": 4}
+_BITS = {"int8": 8, **_FEW}
 _CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
 _PASSES: Mapping[str, tuple[str, dict[str, Any]]] = {
     **{kind: (name, {}) for kind, name in _CASTS.items()},
@@ -129,8 +130,7 @@ def kinds_of(names: Sequence[str]) -> list[str]:
 def _writes(name: str, kind: str) -> bool:
     """Say whether a target writes a kind of file: fewer bits are INT8's form, and static ones some targets' alone."""
     target = find_target(name)
-    stores = target.packs or _BITS.get(kind, 8) == 8
-    return stores and re.sub(r"^int\d", "int8", kind) in target.support.precisions
+    return (target.packs or kind not in _FEW) and re.sub(r"^int\d", "int8", kind) in target.support.precisions
 
 
 def first_choices(names: Sequence[str]) -> Iterator[FileChoice]:
@@ -225,7 +225,7 @@ def _choice(drawn: Mapping[str, Any]) -> FileChoice:
     """Return what was drawn, without what means nothing to it."""
     target, _, precision = drawn["file"].partition(" ")
     found = FileChoice(target, precision, **{name: value for name, value in drawn.items() if name != "file"})
-    found = replace(found, spare=True) if _BITS.get(precision, 8) < 8 else found  # which spares no layer
+    found = replace(found, spare=True) if precision in _FEW else found
     return found if found.is_static else FileChoice(target, precision, cut=found.cut)
 
 

@@ -165,9 +165,10 @@ class QuantizeStatic(IntegerPass):
 
     def _spared(self, program: Program, batches: FlatBatches) -> Quantization:
         """Return the program's plan without the layers that stay in float."""
-        few = list(batches.first(_SPARING_SAMPLES))
-        told, share = functools.partial(tell, "spare layers"), self.spare if self.bits == CHOICES[-1] else 0
-        spared = spare_layers(program, few, share, told, self._numerics) if share else {}
+        if not self.spare or self.bits < CHOICES[-1]:
+            return program.plan
+        few, told = list(batches.first(_SPARING_SAMPLES)), functools.partial(tell, "spare layers")
+        spared = spare_layers(program, few, self.spare, told, self._numerics)
         return dataclasses.replace(program.plan.without(spared), spared=frozenset(spared))
 
     def _shared_out(self, program: Program, weights: WeightRounding, batches: FlatBatches) -> Quantization:
@@ -177,8 +178,7 @@ class QuantizeStatic(IntegerPass):
             return plan
         layers = [node for node in graph.calls(program.graph, *ops.WEIGHTED) if node.name in plan.layers]
         few = list(batches.singles(SAMPLES + _SHARING_SAMPLES))[-_SHARING_SAMPLES:]
-        form = self._numerics.weight
-        bits = share_out_bits(program, layers, weights, few, self.bits, form, smallest=_SMALLEST)
+        bits = share_out_bits(program, layers, weights, few, self.bits, self._numerics.weight, smallest=_SMALLEST)
         average = self.bits if min(bits.values(), default=8) < CHOICES[-1] else CHOICES[-1]
         grids = {node.name: of for node, of in bits.items() if of != average}
         return dataclasses.replace(plan, bits=average, grids=grids)
