@@ -2,12 +2,12 @@
 
     python -m benchmarks.auto [--models NAME ...] [--budget-s 1200] [--folder DIR]
 
-Each network of ``benchmarks.int8_onnx`` is given to ``optimize auto`` with its 16 calibration samples, every target
-that runs here and so many seconds. The first choices of a search are what single commands make, so its journal says
-what each of them came to; every one must be beaten or equalled by a file of the front. Then the front's fastest file
-that answers no worse than ``--int8 --to onnx`` is timed beside that file, made again from its recipe, in lock-step, and
-so is the smallest. The curve is how fast the fastest file was at the end of each minute. With ``--folder`` searches are
-kept, and gone on with.
+Each network of ``benchmarks.int8_onnx``, and the sentence encoder of ``benchmarks.encoders`` with 64 tokens and free
+lengths, is given to ``optimize auto`` with 16 calibration samples, every target that runs here and so many seconds. The
+first choices of a search are what single commands make, so its journal says what each of them came to; every one must
+be beaten or equalled by a file of the front. Then the front's fastest file that answers no worse than ``--int8 --to
+onnx`` is timed beside that file, made again from its recipe, in lock-step, and so is the smallest. The curve is how
+fast the fastest file was at the end of each minute. With ``--folder`` searches are kept, and gone on with.
 
 The exit code is 1 where a single command beats the front, where a minute behind the first has no file, or where fewer
 than two networks of three gain a tenth of the time, or of the bytes.
@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from benchmarks import encoders, int8_onnx
 from benchmarks.conditions import conditions
-from benchmarks.int8_onnx import Case, case
 from optimize import presets
 from optimize.auto.choices import FileChoice, every_target, first_choices
 from optimize.auto.searching import Goal, find_front
@@ -41,11 +42,21 @@ from optimize.targets.base import Artifact
 from optimize.workflow import run_job
 
 MODELS = (
-    "resnet50", "mobilenetv3_large_100", "tf_efficientnet_lite0", "repvgg_a0", "vit_tiny_patch16_224"
+    "resnet50", "mobilenetv3_large_100", "tf_efficientnet_lite0", "repvgg_a0", "vit_tiny_patch16_224", "MiniLM"
 )  # fmt: skip
+TOKENS = 64
 #: Times over ``--int8 --to onnx`` in speed or bytes, at no fewer decibels, that two networks in three are to gain; what
 #: is equal.
 GAIN, EQUAL_DB = 1.1, 0.3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, its calibration samples by their arguments' names, and which of their dimensions are free."""
+
+    net: torch.nn.Module
+    calibration: dict[str, torch.Tensor]
+    dynamic: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,14 +83,26 @@ class Found:
         return max(self.best[1].ratio, self.saving) >= GAIN
 
 
-def search(entry: Case, out: Path, budget_s: float) -> Found:
+def subject(name: str) -> Subject:
+    """Return a network by its name."""
+    if name != "MiniLM":
+        entry = int8_onnx.case(name)
+        return Subject(entry.net, {"x": entry.calibration})
+    words = encoders.texts(encoders.TEXT)
+    encoder = encoders.case(encoders.model_folder(), words, TOKENS, int8_onnx.CALIBRATION, 1)
+    tokens, masks = map(torch.cat, zip(*encoder.calibration, strict=True))
+    return Subject(encoder.net, {"input_ids": tokens, "attention_mask": masks}, "sequence")
+
+
+def search(entry: Subject, out: Path, budget_s: float) -> Found:
     """Search, and time the best beside what a single command makes."""
     data = out.with_suffix(".npz")
     data.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(data, x=entry.calibration.numpy())
+    np.savez(data, **{name: samples.numpy() for name, samples in entry.calibration.items()})
     fusing = presets.fusing(fuse=True, reparameterize=True)
-    recipe = parse({"passes": fusing, "targets": every_target(), "calib": str(data)}, source="benchmark")
-    job = Job(entry.net, recipe, (entry.calibration[:2],), out)
+    asked = {"passes": fusing, "targets": every_target(), "calib": str(data), "dynamic": entry.dynamic}
+    recipe = parse(asked, source="benchmark")
+    job = Job(entry.net, recipe, [samples[:2] for samples in entry.calibration.values()], out)
     report = find_front(job, Goal(budget_s))
     lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()[1:]
     trials = [FileTrial.model_validate_json(line) for line in lines]
@@ -176,7 +199,7 @@ def main() -> int:
     missed, gains = [], []
     with tempfile.TemporaryDirectory() as name:
         for model in asked.models:
-            found = search(case(model), (asked.folder or Path(name)) / model, asked.budget_s)
+            found = search(subject(model), (asked.folder or Path(name)) / model, asked.budget_s)
             show(model, found)
             gains.append(found.gains)
             missed += [f"{model}: {file} beats the front" for file in beaten(found)]

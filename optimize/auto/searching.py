@@ -92,8 +92,10 @@ class Goal:
         """Say whether a file is as fast, as small and as right as asked."""
         if row.bound is not None and row.bound.met is False:
             return False
-        if self.size_bytes is not None and (row.size_bytes or math.inf) > self.size_bytes:
-            return False
+        return self.is_fast(row) and (self.size_bytes is None or (row.size_bytes or math.inf) <= self.size_bytes)
+
+    def is_fast(self, row: Row) -> bool:
+        """Say whether a file is as fast as asked, whatever its answers."""
         number, is_share = self.latency or (math.inf, False)
         took = 1 / row.speedup.ratio if is_share and row.speedup is not None else cost_s(row.latency)
         return took <= number
@@ -354,15 +356,31 @@ class _Searching:
         return self.folder / f"{trial.files}.{trial.choice.precision}{find_target(trial.choice.target).suffix}"
 
     def _choices(self) -> Iterator[FileChoice]:
-        """Yield what to try: what single commands make, then what the sampler proposes."""
+        """Yield what to try: what single commands make, then what the sampler proposes.
+
+        Where a time is asked for, INT8 and cutting come first: what no kernel reaches, fewer channels may.
+        """
         known = {trial.choice for trial in self.journal.trials}
         for trial in self.journal.trials:
             self._learn(trial)
-        for choice in chain(first_choices(self.job.recipe.targets), self.sampler.propose(known)):
+        usual = list(first_choices(self.job.recipe.targets))
+        fast = (choice for choice in usual if choice.precision == "int8")
+        early = chain(usual[:1], fast, self._cuts()) if self.goal.latency else ()
+        for choice in chain(early, usual, self.sampler.propose(known)):
             if choice in self.room and choice not in known:
                 known.add(choice)
                 if not self._is_hopeless(choice):
                     yield choice
+
+    def _cuts(self) -> Iterator[FileChoice]:
+        """Yield the fastest INT8 with more and more of its work cut, until a file is as fast as asked."""
+        for cut in CUTS[1:]:
+            found = [trial for trial in self.journal.trials if trial.row is not None and trial.standing is not None]
+            quantized = [trial for trial in found if trial.choice.precision == "int8"]
+            if not quantized or any(trial.row is not None and self.goal.is_fast(trial.row) for trial in found):
+                return
+            fastest = min(quantized, key=lambda trial: trial.standing.took if trial.standing else math.inf)
+            yield replace(fastest.choice, cut=cut)
 
     def _learn(self, trial: FileTrial) -> None:
         if trial.standing is not None:  # a trial without a file teaches nothing

@@ -379,6 +379,19 @@ def test_the_best_is_what_is_asked_for() -> None:
     assert best(latency=(0.05, True)) is None
 
 
+def test_a_time_that_no_kernel_reaches_is_cut_for() -> None:
+    """More and more goes, of the fastest INT8 file, until one is fast enough, before anything else is tried."""
+    trials = [judged(FileChoice("onnx", "int8"), 1, 5.0, 30.0), judged(FileChoice("openvino", "int8"), 2, 4.0, 33.0)]
+    held = SimpleNamespace(journal=SimpleNamespace(trials=trials), goal=Goal(60.0, latency=(0.1, True)))
+    found = []
+    for choice in searching._Searching._cuts(held):  # type: ignore[arg-type]
+        found.append(choice)
+        trials.append(judged(choice, len(trials) + 1, 8.0 if choice.cut < 0.3 else 11.0, 25.0))
+    assert found == [FileChoice("onnx", "int8", cut=0.15), FileChoice("onnx", "int8", cut=0.3)]
+    held.goal = Goal(60.0, latency=(0.3, True))
+    assert not list(searching._Searching._cuts(held))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
