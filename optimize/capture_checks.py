@@ -110,6 +110,14 @@ def _vocabulary(program: Program, index: int) -> int:
     return min((table.shape[0] for table in tables if table is not None), default=1)
 
 
+def tell_fixed_length(program: Program) -> list[str]:
+    """Return what to say of a program whose tokens ``[N, T]`` have one length, where nobody said that it is free."""
+    lines = ((place, value) for place, value in enumerate(program.inputs) if value.dim() == 2)
+    lengths = sorted({value.shape[1] for place, value in lines if _vocabulary(program, place) > 1})
+    told = f"The files take {named([str(size) for size in lengths], 3)} tokens, neither more nor fewer: "
+    return [f"{told}--dynamic sequence leaves the length free."] if lengths else []
+
+
 def check_capture(program: Program) -> None:
     """Compare a captured program with the eager module it came from; nothing to do where there is none.
 

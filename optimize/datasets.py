@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from optimize.costs import fitting_batch
-from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_texts
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_named, open_texts
 from optimize.data.preprocessing import read_words, unsaid
 from optimize.data.samples import draw_inputs
 from optimize.dimensions import BATCH
@@ -264,9 +264,11 @@ def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _open_of_any_rank(spec: str, image: ImagePreprocessing, takes: Mapping[str, bool]) -> Samples:
-    """Open data of one input whose rank is not known yet, or of texts."""
+    """Open data of one input whose rank is not known yet, of several that a file names, or of texts."""
     if image.tokenizer:
         return open_texts(spec, image, takes)
+    if (named := open_named(spec, takes)) is not None:
+        return named
     refusals: list[OptimizeError] = []
     for rank in (3, 1, 2, 4):
         try:

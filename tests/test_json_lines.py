@@ -18,6 +18,7 @@ from torch import nn
 from optimize import sandbox
 from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, json_lines, open_data, open_texts
 from optimize.data.json_lines import text_inputs
+from optimize.data.sources import named_inputs
 from optimize.datasets import example_inputs
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.gate import limits
@@ -360,3 +361,21 @@ def test_a_mask_that_a_model_can_do_without_is_an_input_of_the_file(tmp_path: Pa
     recipe = parse({"preprocess": {"tokenizer": name}, "calib": str(path), "dynamic": "n"}, source="here")
     held = capture_model(Masked().eval(), partial(example_inputs, recipe), Capturing(dynamic=recipe.dynamic))
     assert held.input_names == ("input_ids", "attention_mask")
+
+
+def test_arrays_that_bear_the_names_of_arguments_say_what_a_model_takes(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "texts.npz", np.arange(40).reshape(5, 8)
+    np.savez(path, y=np.arange(5), attention_mask=tokens > 2, input_ids=tokens.astype(np.int32))
+    recipe = parse({"calib": str(path)}, source="here")
+    held = capture_model(Masked().eval(), partial(example_inputs, recipe), Capturing())
+    assert held.input_names == ("input_ids", "attention_mask")
+    assert [value.dtype for value in held.inputs] == [torch.int32, torch.bool]
+    assert "The files take 8 tokens, neither more nor fewer: --dynamic sequence" in held.notes[-1]
+    how = Capturing(dynamic={name: {1: "n"} for name in held.input_names})
+    free = capture_model(Masked().eval(), partial(example_inputs, recipe), how)
+    assert "tokens, neither" not in " ".join(free.notes)
+
+    assert named_inputs(path, {"input_ids": False, "type_ids": False}) == []
+    assert named_inputs(path, {"x": False, "input_ids": True, "attention_mask": True}) == []
+    names = [spec.name for spec in named_inputs(path, {"input_ids": False, "attention_mask": True, "past": True})]
+    assert names == ["input_ids", "attention_mask"]

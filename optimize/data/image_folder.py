@@ -25,6 +25,8 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 #: What PIL may take a file for: other formats start programs or read other files.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _READ, _MOST_CHANNELS = 32, 3
+#: Pictures whose size says what a model takes, so many at most and each shorter than the usual size.
+_LOOKED_AT, _LARGE = 16, 224
 #: Of one file: the largest picture that is read, with four numbers a pixel.
 _MOST_BYTES = 1 << 31
 #: A JPEG comes in passes over all of its pixels, of which one may take a hundred bytes; people write about ten.
@@ -204,6 +206,18 @@ def _images(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
+def _own_size(folder: Path) -> tuple[int, ...]:
+    """Return height and width of pictures that are all alike, by the first, and small: of a size that somebody chose
+    for a model, which nobody would have it enlarged to. Empty for others.
+
+    Raises:
+        Refused: A file is not an image; it is named.
+    """
+    found = {_decoded(file, "L").size for file in _images(folder)[:_LOOKED_AT]}
+    width, height = found.pop() if len(found) == 1 else (_LARGE, _LARGE)
+    return (height, width) if max(width, height) < _LARGE else ()
+
+
 def _sizes(spec: InputSpec) -> tuple[int | None, ...]:
     """Return channels, height and width of an input; None for what is free."""
     return (spec.shape[-1], *spec.shape[:-1]) if spec.is_picture else spec.shape
@@ -236,7 +250,7 @@ def _crop_size(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessi
         raise InputsUnknown(
             f"'{folder}' is a folder of images, and nothing says what size and channels the model takes.",
             hint=f"Give --input-shape, such as 3,224,224{'' if image.size else ', or --preprocess size=224'}.",
-            sides=image.size or (),
+            sides=image.size or _own_size(folder),
         )
     if channels not in (1, 3) or not (specs[0].is_picture or image.fits(channels)):
         raise UsageError(

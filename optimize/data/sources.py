@@ -36,6 +36,31 @@ def from_file(path: Path, specs: Specs) -> Samples:
     return replace(_from_arrays(arrays, specs, str(path)), notes=_strays(arrays, specs, path))
 
 
+def named_inputs(path: Path, takes: Mapping[str, bool]) -> list[InputSpec]:
+    """Return the inputs of a model that an ``.npz`` bears the names of, with the types and axes of its arrays.
+
+    Args:
+        path: The file.
+        takes: The arguments of the model, and whether it can do without each.
+
+    Returns:
+        Its first arguments, all that it cannot do without among them; none where there are fewer than two, as the one
+        input needs no name.
+
+    Raises:
+        Refused: It is damaged.
+    """
+    arrays = open_arrays(path)
+    names = list(itertools.takewhile(lambda name: isinstance(arrays, Mapping) and name in arrays, takes))
+    if len(names) < 2 or not all(name in names or can_do_without for name, can_do_without in takes.items()):
+        return []
+    given = {name: arrays[name] for name in names}
+    return [
+        InputSpec(name, (None,) * max(array.ndim - 1, 0), str(array.dtype) if array.dtype.kind in "ib" else "float32")
+        for name, array in given.items()
+    ]
+
+
 def from_python(value: Any, specs: Specs, name: str) -> Samples:
     """Take an array, one batch, an iterable of batches, or a callable that gives any of them.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from optimize.capture_checks import check_capture, finite_examples, vary_tokens
+from optimize.capture_checks import check_capture, finite_examples, tell_fixed_length, vary_tokens
 from optimize.dimensions import Said
 from optimize.distances import output_error
 from optimize.errors import InputsMisfit, InputsUnknown, Refused, UsageError, VerificationFailed
@@ -100,7 +100,7 @@ def capture_model(
         except InputsMisfit as error:
             raise InputsMisfit(error.what, causes=error.causes, advice=_OPTIONS) from error
         program.guessed = guessed
-        program.notes += filter(None, [guessed])
+        program.notes += filter(None, [guessed, *(() if how.dynamic or not is_eager else tell_fixed_length(program))])
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
         check_capture(varied)
@@ -214,7 +214,7 @@ def guess_inputs(
     """Return an input ``[batch, *sizes]`` that a module of one input runs on, and what to say of it.
 
     Args:
-        sides: Height and width of pictures, where somebody said them.
+        sides: Height and width of pictures, tried first, where somebody said them or all are alike.
 
     Returns:
         Of the first usual sizes that its first layer takes and it runs on; None where there are none, or it wants
@@ -227,9 +227,10 @@ def guess_inputs(
     try:
         for example, shape in _usual(module, batch, sides):
             if _takes(module, example):
+                pictures = " and the pictures" if tuple(example.shape[2:]) == tuple(sides) else ""
                 return (example,), (
-                    f"Nothing said what the model takes: {shape} was guessed from its first layer. If it was made for "
-                    f"another size, give that: --input-shape {shape}."
+                    f"Nothing said what the model takes: {shape} was guessed from its first layer{pictures}. If it was "
+                    f"made for another size, give that: --input-shape {shape}."
                 )
     finally:
         for part in training:
@@ -276,7 +277,7 @@ def _usual(module: torch.nn.Module, batch: int, sides: Sequence[int]) -> Iterato
         if not isinstance(weight, torch.Tensor) or is_lazy(weight):
             continue
         shapes = _sizes(kinds, layer, weight)
-        shapes = [(shapes[0][0], *sides)] if sides and "Conv2d" in kinds else shapes
+        shapes = [(shapes[0][0], *sides), *shapes] if sides and "Conv2d" in kinds else shapes
         for shape in shapes:
             said = ",".join(map(str, shape))
             if "Embedding" in kinds:

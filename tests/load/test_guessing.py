@@ -1,13 +1,15 @@
 """What a model takes where nobody says it: guessed from its first layer, tried, and said."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from optimize.datasets import open_datasets
+from optimize.datasets import example_inputs, open_datasets
 from optimize.errors import InputsUnknown, UsageError
 from optimize.load import ModelSource, untrusted
 from optimize.load.capturing import AS_USUAL, Capturing, capture_model, guess_inputs
@@ -160,6 +162,23 @@ def test_pictures_for_a_guess_of_a_flattened_input_are_told_that_it_is_one(tmp_p
     with pytest.raises(UsageError, match="not one image") as refused:
         open_datasets(parse({"calib": str(tmp_path)}), program)
     assert "--input-shape 1,28,28" in refused.value.hint and "784 was guessed" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sizes", "side", "wanted"),
+    [([(48, 48)], None, (48, 48)), ([(60, 40)], None, (40, 60)), ([(48, 48)], 28, (28, 28)),
+     ([(48, 48), (48, 50)], None, (224, 224)), ([(300, 300)], None, (224, 224))],
+    ids=["their own", "upright", "what runs", "several", "large"],
+)  # fmt: skip
+def test_small_pictures_that_are_all_alike_say_their_size(
+    sizes: list[tuple[int, int]], side: int | None, wanted: tuple[int, int], tmp_path: Path
+) -> None:
+    for number in range(3):
+        Image.new("RGB", sizes[number % len(sizes)]).save(tmp_path / f"{number}.png")
+    inputs = partial(example_inputs, parse({"calib": str(tmp_path)}, source="here"))
+    program = capture_model(conv_net(side).eval(), inputs, AS_USUAL)
+    assert tuple(program.inputs[0].shape) == (2, 3, *wanted)
+    assert ("from its first layer and the pictures" in program.notes[-1]) == (wanted[0] in (40, 48))
 
 
 @pytest.mark.parametrize("script", [False, True], ids=["module", "TorchScript"])

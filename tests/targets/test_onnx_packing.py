@@ -19,6 +19,7 @@ from optimize.program import Program
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, planned
 from optimize.quantization.simulation import simulated_db
+from optimize.targets.onnx import packing
 from optimize.targets.onnx.packing import pack_places, planes_of
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
 
@@ -139,6 +140,27 @@ def test_calibrated_weights_share_few_bits_by_what_they_do_to_the_answers(
     assert f"{bits:g} bits on average (" in " ".join(files["shared"].notes)
     assert files["shared"].path.stat().st_size < share * files["int8"].path.stat().st_size
     assert files["shared"].coverage == files["int8"].coverage
+
+
+def test_small_weights_are_stored_as_one_and_nothing_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU())]
+    net, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, 33)), torch.randn(8, 32, 10, 10)
+    net(x)
+    program = optimize.capture(net.eval(), (x,))
+    program, _ = optimize.QuantizeAware(lambda module: module(x), [x], bits=4, ends=0).apply(program)
+    small = optimize.export(program, "onnx", tmp_path / "small.onnx")
+    monkeypatch.setattr(packing, "_TOGETHER", 0)
+    monkeypatch.setattr(packing, "_leave_out_known", lambda model: None)
+    plain = optimize.export(program, "onnx", tmp_path / "plain.onnx")
+    nodes = [Counter(node.op_type for node in onnx.load(made.path).graph.node) for made in (small, plain)]
+    assert [found["BitShift"] for found in nodes] == [1, 4] and nodes[0]["Split"] == 1 and nodes[0]["Mul"] == 4
+    assert small.path.stat().st_size < 0.95 * plain.path.stat().st_size
+    assert small.coverage == plain.coverage
+    want, got = (made.load(threads=1).run([x.numpy()])[0] for made in (plain, small))
+    assert np.array_equal(want, got)
 
 
 def test_targets_that_would_store_eight_bits_are_given_them() -> None:
