@@ -142,13 +142,14 @@ def tell_hidden(program: Program, module: torch.nn.Module) -> list[str]:
     Without gradients they write zeros where a padding mask hides (`nested_encoders`), which may be read behind them.
     Both are asked on the examples, and with the last half of them hidden.
     """
-    paths, apart = nested_encoders(module), CAP_DB
-    assert program.source is not None
-    for inputs in (program.inputs, tuple(map(_hide, program.inputs))) if paths else ():
+    if not (paths := nested_encoders(module)):
+        return []
+    apart, own = CAP_DB, copy.deepcopy(program.source)
+    assert own is not None
+    for path in paths:
+        vars(own.get_submodule(path)).update(use_nested_tensor=True)
+    for inputs in (program.inputs, tuple(map(_hide, program.inputs))):
         with contextlib.suppress(Exception):  # the second may be no inputs of this model
-            own = copy.deepcopy(program.source)
-            for path in paths:
-                vars(own.get_submodule(path)).update(use_nested_tensor=True)
             for want, found in zip(_expected(replace(program, source=own), inputs), program.run(inputs), strict=True):
                 wide = want.double()
                 apart = min(apart, ratio_db(float(wide.square().sum()), float((wide - found).square().sum())))

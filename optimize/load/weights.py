@@ -91,7 +91,7 @@ def needs_model(state: StateDict, name: str) -> Refused:
     """Return the refusal of a state dict that came without a factory."""
     of_layers = [key for key in state if not key.endswith(_COUNT)] or list(state)
     return Refused(
-        f"'{name}' is a state dict: {len(state)} tensors ({listed(of_layers, 4)}) without the code of the model.",
+        f"'{name}' is a state dict: {len(of_layers)} tensors ({listed(of_layers, 4)}) without the code of the model.",
         hint="Give --model package.module:factory, which makes the module that they belong to.",
     )
 

@@ -47,7 +47,7 @@ OPSET_BFLOAT16 = 22
 ORIGIN = "optimize.node"
 
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
-_ROUNDINGS = {"QuantizeLinear", "DequantizeLinear"}
+_FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 _ATTENTION = aten.scaled_dot_product_attention.default
 #: The exporter's table of an opset. It parses the source of each of its 500 functions anew for every export: half a
@@ -280,11 +280,16 @@ def _made_for(entry: ir.Node, made: Mapping[str, torch.fx.Node]) -> torch.fx.Nod
     return next((made[name] for name in names if name in made), None)
 
 
+#: What the exporter calls a node that nobody named.
+_AUTOMATIC = re.compile(r"node_\w+_\d+")
+
+
 def _name_added(whole: ir.Graph) -> None:
-    """Name what nobody named, ``path/Operator``: roundings by what they round, others by who reads them."""
+    """Name what nobody named, ``path/Operator``: roundings and clamps by what they follow, others by who reads them."""
     order = list(whole)
-    taken = {str(node.name) for node in order if not re.fullmatch(r"node_\w+_\d+", str(node.name))}
-    told = {node: str(node.meta.get(REPLACED) or (node.name if node.name in taken else "")) for node in order}
+    taken = {node.name for node in order if node.name and not _AUTOMATIC.fullmatch(node.name)}
+    names = {node: str(node.meta.get(REPLACED) or node.name or "") for node in order}
+    told = {node: "" if _AUTOMATIC.fullmatch(name) else name for node, name in names.items()}
     paths = {node: module_of(name) for node, name in told.items()}
     ahead: dict[ir.Node, str] = {}
     for node in reversed(order):
@@ -292,7 +297,7 @@ def _name_added(whole: ir.Graph) -> None:
     for node in order:
         makers = [value.producer() for value in node.inputs if value is not None]
         before = next((paths[maker] for maker in makers if maker is not None and paths.get(maker)), "")
-        paths[node] = (paths[node] or before if node.op_type in _ROUNDINGS else ahead[node]) or ahead[node] or before
+        paths[node] = (paths[node] or before if node.op_type in _FOLLOWING else ahead[node]) or ahead[node] or before
         if node.name not in taken and paths[node]:
             node.name = free_name(f"{paths[node]}/{node.op_type}", taken)
             taken.add(node.name)
