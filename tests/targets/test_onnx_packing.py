@@ -163,6 +163,20 @@ def test_small_weights_are_stored_as_one_and_nothing_that_is_known(
     assert np.array_equal(want, got)
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+def test_a_channel_of_hardly_any_weight_keeps_its_bias(bits: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
+    with torch.no_grad():
+        net[0].weight[:2] *= 1e-7
+        net[0].bias[:2] = torch.tensor([3.0, 1.5])
+    x = torch.randn(80, 8, 9, 9)
+    program = optimize.QuantizeStatic([x], bits=bits, alike=True).apply(optimize.capture(net, (x[:2],)))[0]
+    artifact = optimize.export(program, "onnx", tmp_path / "net.onnx")
+    want, got = program(x).numpy(), artifact.load(threads=1).run([x.numpy()])[0]
+    assert np.square(want - got).sum() < 0.01 * np.square(want).sum()
+
+
 def test_targets_that_would_store_eight_bits_are_given_them() -> None:
     step = optimize.QuantizeStatic([torch.randn(4, 3)], bits=5)
     assert step.suited_to("onnx") is step and step.suited_to("openvino").bits == 8

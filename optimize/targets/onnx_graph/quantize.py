@@ -159,14 +159,12 @@ def _write_weight(
     assert weight is not None
     bias = _bias(layer, policy)
     axis, form = _channels(layer, form)
+    # Times as many steps for the bias, which has none else.
+    finer = 1 if bias is None else grid.LARGEST_SUM // 2 // form.bounds[1] or 1
     # The product of the scales is the bias's: a tiny one would make a large bias overflow.
-    least = None if bias is None else (np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32)
+    least = None if bias is None else (finer * np.abs(bias) / (LARGEST_BIAS * activation_scale)).astype(np.float32)
     integers, scales = grid.store_weight(weight, form, axis, least)
-    if bias is not None:
-        finer = np.int8(
-            grid.LARGEST_SUM // 2 // form.bounds[1] or 1
-        )  # times as many steps for the bias, which has none else
-        integers, scales = integers * finer, scales / np.float32(finer)
+    integers, scales = integers * np.int8(finer), scales / np.float32(finer)
     real = layer.inputs[0].dtype  # type: ignore[union-attr]
     layer.replace_input_with(1, _dequantized(graph, source, integers, scales, axis, real))
     if bias is not None:
