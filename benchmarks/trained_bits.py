@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, dict[str, Any], int, float], ...] = (
     ("BWN", {"quantizer": "bwn"}, 3, 0.7),
     ("XNOR W1A1", {"quantizer": "xnor"}, 3, 12.0),
     ("BNN W1A1", {"quantizer": "bnn"}, 3, 12.0),
-    ("ternary W1.5A1", {"quantizer": "twn", "activation_bits": 1}, 3, 6.0),
+    ("ternary W1.5A1, 6 epochs", {"quantizer": "twn", "activation_bits": 1}, 6, 6.0),
     ("LSQ W4A4, 1 epoch", {"quantizer": "lsq", "bits": 4, "activation_bits": 4}, 1, 2.0),
     ("LSQ W2A2, 3 epochs", {"quantizer": "lsq", "bits": 2, "activation_bits": 2}, 3, 37.0),
     ("LSQ+ W2A2", {"quantizer": "lsq+", "bits": 2, "activation_bits": 2}, 3, 6.0),
