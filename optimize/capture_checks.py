@@ -112,7 +112,7 @@ def _vocabulary(program: Program, index: int) -> int:
 
 def tell_fixed_length(program: Program) -> list[str]:
     """Return what to say of a program whose tokens ``[N, T]`` have one length, where nobody said that it is free."""
-    lines = ((place, value) for place, value in enumerate(program.inputs) if value.dim() == 2)
+    lines = ((place, value) for place, value in enumerate(program.inputs) if value.dim() == 2 and value.shape[1] > 1)
     lengths = sorted({value.shape[1] for place, value in lines if _vocabulary(program, place) > 1})
     told = f"The files take {named([str(size) for size in lengths], 3)} tokens, neither more nor fewer: "
     return [f"{told}--dynamic sequence leaves the length free."] if lengths else []
