@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import optimize
@@ -33,7 +32,6 @@ from optimize.quantization.sensitivity import layer_errors
 
 MODELS = ("resnet18", "mobilenetv3_large_100", "vit_tiny_patch16_224")
 SIZE, AT_LEAST = 224, 1.7
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def folded(name: str) -> optimize.Program:
@@ -46,12 +44,10 @@ def folded(name: str) -> optimize.Program:
     return optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
 
 
-def children_s() -> dict[str, float]:
-    """Return the processor time of each child of this process, by its number."""
-    lists = Path("/proc/self/task").glob("*/children")
-    children = [child for each in lists for child in each.read_text().split()]
-    found = {child: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children}
-    return {child: (int(fields[11]) + int(fields[12])) * _TICK_S for child, fields in found.items()}
+def children_s() -> dict[int, float]:
+    """Return the processor time of each process that this one has started, or one of those (Ray's), by its number."""
+    times = {child.pid: child.cpu_times() for child in psutil.Process().children(recursive=True)}
+    return {number: spent.user + spent.system for number, spent in times.items()}
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
@@ -59,7 +55,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     before, own_s, wall_s = children_s(), time.process_time(), time.perf_counter()
     found = work()
     own_s, wall_s = time.process_time() - own_s, time.perf_counter() - wall_s
-    spent = [now_s - before[child] for child, now_s in children_s().items()]
+    spent = [now_s - before.get(child, 0.0) for child, now_s in children_s().items()]
     return found, own_s + max(spent, default=0.0), wall_s
 
 
