@@ -92,13 +92,15 @@ class Goal:
         """Say whether a file is as fast, as small and as right as asked."""
         if row.bound is not None and row.bound.met is False:
             return False
-        return self.is_fast(row) and (self.size_bytes is None or (row.size_bytes or math.inf) <= self.size_bytes)
+        return self.times_over(row) <= 1 and (row.size_bytes or math.inf) <= (self.size_bytes or math.inf)
 
-    def is_fast(self, row: Row) -> bool:
-        """Say whether a file is as fast as asked, whatever its answers."""
-        number, is_share = self.latency or (math.inf, False)
+    def times_over(self, row: Row) -> float:
+        """Return how many times as long as asked a file takes, whatever its answers; 0 where nothing is asked."""
+        if self.latency is None:
+            return 0.0
+        number, is_share = self.latency
         took = 1 / row.speedup.ratio if is_share and row.speedup is not None else cost_s(row.latency)
-        return took <= number
+        return took / number
 
     def best(self, trials: Sequence[FileTrial]) -> FileTrial | None:
         """Return the best of trials with figures: the fastest; where time or size are asked, the most accurate."""
@@ -373,14 +375,18 @@ class _Searching:
                     yield choice
 
     def _cuts(self) -> Iterator[FileChoice]:
-        """Yield the fastest INT8 with more and more of its work cut, until a file is as fast as asked."""
+        """Yield the fastest INT8 with more and more of its work cut, until a file is as fast as asked.
+
+        What would not be enough if as much of the time went as of the work is left out.
+        """
         for cut in CUTS[1:]:
-            found = [trial for trial in self.journal.trials if trial.row is not None and trial.standing is not None]
-            quantized = [trial for trial in found if trial.choice.precision == "int8"]
-            if not quantized or any(trial.row is not None and self.goal.is_fast(trial.row) for trial in found):
+            found = [(self.goal.times_over(trial.row), trial.choice) for trial in self.journal.trials if trial.row]
+            quantized = [(over, choice) for over, choice in found if choice.precision == "int8"]
+            if not quantized or min(over for over, _ in found) <= 1:
                 return
-            fastest = min(quantized, key=lambda trial: trial.standing.took if trial.standing else math.inf)
-            yield replace(fastest.choice, cut=cut)
+            over, fastest = min(quantized, key=lambda pair: pair[0])
+            if over * (1 - cut) / (1 - fastest.cut) <= 1 or cut == CUTS[-1]:
+                yield replace(fastest, cut=cut)
 
     def _learn(self, trial: FileTrial) -> None:
         if trial.standing is not None:  # a trial without a file teaches nothing

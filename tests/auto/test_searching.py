@@ -380,16 +380,19 @@ def test_the_best_is_what_is_asked_for() -> None:
 
 
 def test_a_time_that_no_kernel_reaches_is_cut_for() -> None:
-    """More and more goes, of the fastest INT8 file, until one is fast enough, before anything else is tried."""
+    """More and more goes, of the fastest INT8 file, until one is fast enough; what cannot be enough is not tried."""
     trials = [judged(FileChoice("onnx", "int8"), 1, 5.0, 30.0), judged(FileChoice("openvino", "int8"), 2, 4.0, 33.0)]
-    held = SimpleNamespace(journal=SimpleNamespace(trials=trials), goal=Goal(60.0, latency=(0.1, True)))
+    held = SimpleNamespace(journal=SimpleNamespace(trials=trials), goal=Goal(60.0, latency=(0.14, True)))
     found = []
     for choice in searching._Searching._cuts(held):  # type: ignore[arg-type]
         found.append(choice)
-        trials.append(judged(choice, len(trials) + 1, 8.0 if choice.cut < 0.3 else 11.0, 25.0))
-    assert found == [FileChoice("onnx", "int8", cut=0.15), FileChoice("onnx", "int8", cut=0.3)]
+        trials.append(judged(choice, len(trials) + 1, 6.0 if choice.cut < 0.5 else 8.0, 25.0))
+    assert found == [FileChoice("onnx", "int8", cut=0.3), FileChoice("onnx", "int8", cut=0.5)]
     held.goal = Goal(60.0, latency=(0.3, True))
     assert not list(searching._Searching._cuts(held))  # type: ignore[arg-type]
+    del trials[2:]
+    held.goal = Goal(60.0, latency=(0.01, True))  # out of reach: the most that may go is tried all the same
+    assert [choice.cut for choice in searching._Searching._cuts(held)] == [0.5]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
