@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from optimize.costs import fitting_batch
-from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_named, open_texts
+from optimize.data import Batch, ImagePreprocessing, InputSpec, Samples, open_data, open_texts
 from optimize.data.preprocessing import read_words, unsaid
 from optimize.data.samples import draw_inputs
+from optimize.data.sources import named_inputs
 from optimize.dimensions import BATCH
 from optimize.errors import OptimizeError, UsageError
 from optimize.measure import quality
@@ -267,8 +269,8 @@ def _open_of_any_rank(spec: str, image: ImagePreprocessing, takes: Mapping[str, 
     """Open data of one input whose rank is not known yet, of several that a file names, or of texts."""
     if image.tokenizer:
         return open_texts(spec, image, takes)
-    if (named := open_named(spec, takes)) is not None:
-        return named
+    if inputs := named_inputs(Path(spec), takes):
+        return open_data(spec, inputs=inputs)
     refusals: list[OptimizeError] = []
     for rank in (3, 1, 2, 4):
         try:

@@ -22,7 +22,7 @@ from optimize.data.image_folder import open_folder
 from optimize.data.json_lines import from_lines, is_json_lines, role, text_inputs
 from optimize.data.preprocessing import ImagePreprocessing
 from optimize.data.samples import Given, Samples
-from optimize.data.sources import from_file, from_python, named_inputs
+from optimize.data.sources import from_file, from_python
 from optimize.errors import Refused, UsageError
 from optimize.regular import find, require_data
 
@@ -93,18 +93,6 @@ def open_texts(spec: str, image: ImagePreprocessing, takes: Mapping[str, bool]) 
     if has_types and not any(bool(chunk.inputs[-1].any()) for chunk in found.chunks()):
         return replace(found, chunks=lambda: (replace(chunk, inputs=chunk.inputs[:-1]) for chunk in found.chunks()))
     return found
-
-
-def open_named(spec: str, takes: Mapping[str, bool]) -> Samples | None:
-    """Open an ``.npz`` that bears the names of a model's arguments, of which these are known alone; None of others.
-
-    Raises:
-        Refused: It is damaged.
-    """
-    found = find(Path(spec))
-    is_file = found is not None and stat.S_ISREG(found.st_mode) and not is_json_lines(Path(spec))
-    inputs = named_inputs(Path(spec), takes) if is_file else []
-    return open_data(spec, inputs=inputs) if inputs else None
 
 
 def _of_classes(source: Samples) -> Samples:

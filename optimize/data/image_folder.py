@@ -213,7 +213,8 @@ def _own_size(folder: Path) -> tuple[int, ...]:
     Raises:
         Refused: A file is not an image; it is named.
     """
-    found = {_decoded(file, "L").size for file in _images(folder)[:_LOOKED_AT]}
+    files = next(filter(None, map(_images, [*_classes(folder), folder])), [])  # of one class: there may be millions
+    found = {_decoded(file, "L").size for file in files[:_LOOKED_AT]}
     width, height = found.pop() if len(found) == 1 else (_LARGE, _LARGE)
     return (height, width) if max(width, height) < _LARGE else ()
 

@@ -16,7 +16,7 @@ import torch
 from optimize.data.array_files import open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, require_aligned, samples_at_once
 from optimize.data.samples import Samples
-from optimize.errors import UsageError, blaming
+from optimize.errors import OptimizeError, UsageError, blaming
 from optimize.regular import shown
 
 _INPUT_KEYS = ("x", "inputs", "images", "input", "data")
@@ -45,19 +45,18 @@ def named_inputs(path: Path, takes: Mapping[str, bool]) -> list[InputSpec]:
 
     Returns:
         Its first arguments, all that it cannot do without among them; none where there are fewer than two, as the one
-        input needs no name.
-
-    Raises:
-        Refused: It is damaged.
+        input needs no name, and of what is no such file: whoever opens that says what it is.
     """
-    arrays = open_arrays(path)
-    names = list(itertools.takewhile(lambda name: isinstance(arrays, Mapping) and name in arrays, takes))
-    if len(names) < 2 or not all(name in names or can_do_without for name, can_do_without in takes.items()):
+    try:
+        arrays = open_arrays(path)
+        names = list(itertools.takewhile(lambda name: isinstance(arrays, Mapping) and name in arrays, takes))
+        are_all = len(names) > 1 and all(name in names or can_do_without for name, can_do_without in takes.items())
+        given = [(name, arrays[name]) for name in names] if are_all else []
+    except OptimizeError:
         return []
-    given = {name: arrays[name] for name in names}
     return [
         InputSpec(name, (None,) * max(array.ndim - 1, 0), str(array.dtype) if array.dtype.kind in "ib" else "float32")
-        for name, array in given.items()
+        for name, array in given
     ]
 
 

@@ -100,7 +100,9 @@ def capture_model(
         except InputsMisfit as error:
             raise InputsMisfit(error.what, causes=error.causes, advice=_OPTIONS) from error
         program.guessed = guessed
-        program.notes += filter(None, [guessed, *(() if how.dynamic or not is_eager else tell_fixed_length(program))])
+        program.notes += filter(None, [guessed])
+        if is_eager and not how.dynamic:
+            program.notes += tell_fixed_length(program)
     varied = vary_tokens(program)
     if not is_eager or any(map(operator.is_not, varied.inputs, program.inputs)):  # else ``capture`` has just done that
         check_capture(varied)

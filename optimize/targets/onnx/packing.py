@@ -69,7 +69,8 @@ def pack_weights(model: ir.Model, most: int) -> bool:
     """
     found = _pack(model, model.graph.initializers.values(), np.dtype(np.int8), most)
     if found:
-        _leave_out_known(model)
+        _leave_out_known(model.graph)
+        tidy(model)
     return found
 
 
@@ -83,7 +84,9 @@ def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
     Returns:
         Whether there was one that takes fewer bytes.
     """
-    return _pack(model, values, np.dtype(np.uint8), most=7)
+    if found := _pack(model, values, np.dtype(np.uint8), most=7):
+        tidy(model)
+    return found
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
@@ -114,8 +117,6 @@ def _pack(model: ir.Model, values: Iterable[ir.Value], dtype: np.dtype[Any], mos
     saving = [bundle for bundle in bundles if bundle.saves]
     for bundle in saving:
         _write_packed(model.graph, bundle)
-    if saving:
-        tidy(model)
     return bool(saving)
 
 
@@ -172,11 +173,10 @@ def _write_parts(graph: ir.Graph, flat: ir.Value, values: list[ir.Value]) -> lis
     return list(node.outputs)
 
 
-def _leave_out_known(model: ir.Model) -> None:
+def _leave_out_known(graph: ir.Graph) -> None:
     """Let steps of biases be computed where they are, to the last bit, those of the inputs times those of the weights;
     and leave out zero points of convolutions, of which kernels know that there are none (of a Gemm they do not).
     """
-    graph = model.graph
     for node in [node for node in graph if node.op_type in ("Conv", "Gemm") and len(node.inputs) == 3]:
         roundings = [found for value in node.inputs if (found := maker(value, "DequantizeLinear"))]
         if len(roundings) != 3:
@@ -191,7 +191,6 @@ def _leave_out_known(model: ir.Model) -> None:
             zeros = constant(found.inputs[2]) if len(found.inputs) == 3 else None
             if zeros is not None and not zeros.any():
                 found.resize_inputs(2)
-    tidy(model)
 
 
 def _write_plane(graph: ir.Graph, name: str, places: np.ndarray, bits: int, below: int) -> ir.Value:
