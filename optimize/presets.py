@@ -40,6 +40,14 @@ def quantizing(effort: str = "default", cpu: str = "any", bits: float = 8) -> li
     )
 
 
+def quantizing_at_run_time(*, data: bool) -> list[dict[str, Any]]:
+    """Return the passes of dynamic INT8 in order: with data, wide channels are made narrower first.
+
+    A range for a whole batch has 256 integers, of which the widest channels of an encoder leave few to the others.
+    """
+    return chosen((data, "SmoothActivations", {"unless_near": True}), (True, "QuantizeDynamic", {}))
+
+
 def ordered(entries: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return passes with others among them, each behind the last of those that come no later by what they declare.
 

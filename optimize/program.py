@@ -28,6 +28,8 @@ from optimize.tracing import shape_rules
 
 MAX_BATCH = 4096
 _LONGEST_NAME = 64
+#: Of a call: the operator, its arguments and the values that its value was computed of, and that value.
+_SHAPED_BY = "shaped_by"
 _CUT = "Cut it to that (texts: enable_truncation of the tokenizer), or leave it out."
 #: What one does who has a module where a program is wanted.
 CAPTURE_FIRST = "Capture a module first: optimize.capture(module, inputs)."
@@ -390,8 +392,12 @@ def _check_input(name: str, value: Any, example: torch.Tensor, dims: Mapping[int
         raise Refused(f"Input '{name}' must be {example.dtype}; got {value.dtype}.")
 
 
+def _is_like(fake: FakeTensor, weight: torch.Tensor) -> bool:
+    return (fake.shape, fake.dtype, fake.stride()) == (weight.shape, weight.dtype, weight.stride())
+
+
 class _ShapePropagation(fx.Interpreter):
-    """Runs the graph on fake tensors and writes each value's shape and dtype into ``meta['val']``."""
+    """Runs what changed of a graph on fake tensors and writes each value's shape and dtype into ``meta['val']``."""
 
     def __init__(self, module: fx.GraphModule, mode: FakeTensorMode, check: Callable[[fx.Node], None] | None) -> None:
         super().__init__(module)
@@ -401,12 +407,34 @@ class _ShapePropagation(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if self.check is not None:
             self.check(n)
-        result = super().run_node(n)
         if n.op == "get_attr":
-            result = self.fakes.setdefault(id(result), self.mode.from_tensor(result, static_shapes=True))
-        if n.op != "output":
-            n.meta["val"] = result
-        return result
+            n.meta["val"] = self._weight(n)
+        elif n.op == "call_function":
+            n.meta["val"] = self._computed(n)
+        else:
+            return super().run_node(n)
+        return n.meta["val"]
+
+    def _weight(self, node: fx.Node) -> FakeTensor:
+        """Return the fake of a weight: that which it had, unless it became another."""
+        weight, known = super().run_node(node), node.meta.get("val")
+        if isinstance(known, FakeTensor) and known.fake_mode is self.mode and _is_like(known, weight):
+            return self.fakes.setdefault(id(weight), known)
+        return self.fakes.setdefault(id(weight), self.mode.from_tensor(weight, static_shapes=True))
+
+    def _computed(self, node: fx.Node) -> Any:
+        """Return the value of a call: that which it had, unless it is another call or reads other values.
+
+        A pass rewrites a few nodes of hundreds, and torch takes as long to see a shape as to run a small layer.
+        """
+        read = list[Any]()
+        said = repr(fx.node.map_arg((node.args, node.kwargs), lambda source: read.append(self.env[source]) or "%"))  # type: ignore[func-returns-value]
+        target, known_said, known_read, value = node.meta.get(_SHAPED_BY, (None, "", (), None))
+        is_known = (target, known_said, len(known_read)) == (node.target, said, len(read))
+        if not is_known or any(one is not other for one, other in zip(known_read, read, strict=True)):
+            value = super().run_node(node)
+            node.meta[_SHAPED_BY] = (node.target, said, tuple(read), value)
+        return value
 
 
 def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None = None) -> None:

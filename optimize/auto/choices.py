@@ -30,7 +30,6 @@ _BITS = {"int8": 8, **_FEW}
 _CASTS = {"float16": "CastFP16", "bfloat16": "CastBF16"}
 _PASSES: Mapping[str, tuple[str, dict[str, Any]]] = {
     **{kind: (name, {}) for kind, name in _CASTS.items()},
-    "int8-dynamic": ("QuantizeDynamic", {}),
     "int8-weights": ("QuantizeWeights", {}),
     "int4-weights": ("QuantizeWeights", {"bits": 4}),
 }
@@ -99,6 +98,8 @@ class FileChoice:
                 entries[-1]["options"] = {**entries[-1]["options"], "spare": 0.0}
         elif self.is_static:
             entries = presets.chosen((True, _CASTS[self.precision.partition("-")[2]], {"mixed": True}))
+        elif self.precision == "int8-dynamic":
+            entries = presets.quantizing_at_run_time(data=True)
         else:
             entries = presets.chosen((True, *_PASSES[self.precision]))
         return tuple(PassEntry(**entry) for entry in entries)

@@ -256,8 +256,8 @@ def _pass_entries(given: dict[str, Any]) -> list[dict[str, Any]]:
         *presets.fusing(fuse=given["fuse"], reparameterize=reparameterize),
         *presets.chosen((merge, "ReduceDepth", {**timed, **merge}), (cut, "PruneChannels", cut)),
         *(presets.quantizing(given["effort"] or "default", given["cpu"] or "any", few or 8) if static else ()),
+        *(presets.quantizing_at_run_time(data=bool(given["calib"])) if given["int8"] == "dynamic" else ()),
         *presets.chosen(
-            (given["int8"] == "dynamic", "QuantizeDynamic", {}),
             (given["int8"] == "weights", "QuantizeWeights", {}),
             (few and not static, "QuantizeWeights", {"bits": few}),
             (given["fp16"], "CastFP16", half),

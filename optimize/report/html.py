@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def _looks(picture: Plot | drawing.Drawing) -> Markup:
     return Markup("").join(Markup(_svg(picture, look, width)) for look, width in widths.items())  # noqa: S704
 
 
+@functools.cache
 def _template(name: str) -> jinja2.Template:
     """Return a template of this folder; every text it is given is escaped."""
     environment = jinja2.Environment(

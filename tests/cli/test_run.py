@@ -87,6 +87,12 @@ def test_a_named_pass_stands_where_its_stage_and_promise_put_it(jobs: list[Job])
             CliRunner().invoke(run, ["a.b:c", "--to", "onnx", "--pass", text], catch_exceptions=False)
 
 
+def test_dynamic_int8_is_smoothed_where_there_is_data(jobs: list[Job]) -> None:
+    assert list(asked(jobs, "--int8=dynamic")) == ["QuantizeDynamic"]
+    given = asked(jobs, "--int8=dynamic", "--calib", "models/fashion_calib.npz")
+    assert given == {"SmoothActivations": {"unless_near": True}, "QuantizeDynamic": {}}
+
+
 @pytest.mark.parametrize("words", [["--fuse"], ["--int8=dynamic"], ["--recipe", "recipes/int8-server.yaml"]])
 def test_effort_needs_what_it_is_about(words: list[str]) -> None:
     given = ["package.module:factory", "--to", "onnx", *words, "--effort", "best"]

@@ -63,6 +63,17 @@ def test_a_target_without_such_a_kernel_stores_the_same_numbers(target: str, pro
     torch.testing.assert_close(artifact.load()(tokens(7)), rounded(tokens(7)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [33, 100, 384])
+def test_a_row_of_any_width_takes_a_byte_a_number_and_one_scale(width: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Embedding(ROWS, width), torch.nn.Linear(width, 4)).eval()
+    program = optimize.capture(net, (tokens(),))
+    artifact = optimize.export(optimize.QuantizeDynamic().apply(program)[0], "onnx", tmp_path / "net.onnx")
+    assert artifact.size_bytes < ROWS * (width + 4) + 16 * width + 4000
+    want, found = program(tokens(7)), artifact.load()(tokens(7))
+    assert float((want - found).norm() / want.norm()) < 0.03
+
+
 class TwiceReader(Reader):
     """Reads its table at two places, as encoders and decoders that share one do, which are two calls."""
 

@@ -395,7 +395,7 @@ def _placed(
         placed = quantize_static(model, value_names, plan, policy)
         pack_weights(model, most=7 if plan.bits < 8 else 4)
     fuse_attention(model)
-    tables, _ = quantize_weights(model, program, tables=True)
+    tables, _ = quantize_weights(model, program, tables=True, whole_rows=True)
     return replace(placed, quantized=(*tables.quantized, *placed.quantized))
 
 

@@ -27,9 +27,13 @@ from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, is_float, 
 #: The operators that can be written, and which input of them is the weight.
 _WEIGHTS = {"MatMul": 1, "Gemm": 1, "Gather": 0}
 _INTEGER_PRODUCTS = 4
+#: Of the block sizes that kernels take, powers of two; the last block of a row may be short.
+_LEAST_SIZE = 16
 
 
-def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False) -> tuple[Coverage, list[ir.Value]]:
+def quantize_weights(
+    model: ir.Model, program: Program, *, tables: bool = False, whole_rows: bool = False
+) -> tuple[Coverage, list[ir.Value]]:
     """Write the weights of the plan's layers as integers into a float model, in place.
 
     Layers that share a weight in the program share its integers in the file.
@@ -38,6 +42,7 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
         model: What ``to_onnx`` returned for the program.
         program: A program with a plan for weights alone, or with ``tables`` any other.
         tables: Write the plan's tables, in place of its layers.
+        whole_rows: Store one scale a row where it has one: ONNX Runtime takes blocks longer than a row, OpenVINO none.
 
     Returns:
         The layers written so and those of the plan left in float, by module path; and the constants with the integers.
@@ -59,7 +64,8 @@ def quantize_weights(model: ir.Model, program: Program, *, tables: bool = False)
         done.append(name)
         node.name = name
         write = _embedding if node.op_type == "Gather" else _linear
-        weight = _Stored(model.graph, names[str(origin)], _blocks(node, plan))
+        blocks = _blocks(node, plan)
+        weight = _Stored(model.graph, names[str(origin)], blocks if whole_rows else blocks.resized())
         write(model.graph, node, weight)
         stored.append(weight.integers)
     tidy(model)
@@ -78,7 +84,7 @@ class _Stored:
     @property
     def attributes(self) -> Mapping[str, int]:
         """What both operators are told of the blocks."""
-        return {"bits": self.bits, "block_size": self.size}
+        return {"bits": self.bits, "block_size": max(1 << (self.size - 1).bit_length(), _LEAST_SIZE)}
 
 
 def _store_scales(graph: ir.Graph, name: str, blocks: Blocks) -> ir.Value:
@@ -118,12 +124,12 @@ def _scaled(node: ir.Node) -> bool:
 
 
 def _blocks(node: ir.Node, plan: Quantization) -> Blocks:
-    """Return the weight of a node, rows first, in blocks that the kernels take."""
+    """Return the weight of a node, rows first, in the blocks of a plan."""
     weight = constant(node.inputs[_WEIGHTS[node.op_type]])
     assert weight is not None
     if node.op_type != "Gather" and node.attributes.get_int("transB", 0) == 0:
         weight = weight.T
-    return read_blocks(torch.tensor(weight), plan.bits_of(str(node.metadata_props[ORIGIN])), plan.group).resized()
+    return read_blocks(torch.tensor(weight), plan.bits_of(str(node.metadata_props[ORIGIN])), plan.group)
 
 
 def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
