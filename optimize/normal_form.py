@@ -61,6 +61,13 @@ _SETTLED = (
 )  # fmt: skip
 
 
+#: Operators whose forms that overwrite their input take the same arguments and return the same numbers.
+_OVERWRITING = (
+    *ops.SUMS, *ops.CLIPS, aten.div.Tensor, aten.gelu.default, aten.hardsigmoid.default, aten.hardswish.default,
+    aten.leaky_relu.default, aten.mul.Tensor, aten.sigmoid.default, aten.silu.default, aten.tanh.default,
+)  # fmt: skip
+
+
 def normalize(module: fx.GraphModule) -> None:
     """Bring the graph into the normal form (module docstring)."""
     reads_strides = any(graph.calls(module.graph, *_STRIDED))
@@ -101,7 +108,7 @@ def write_out_of_place(flow: fx.Graph) -> None:
 
 
 def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
-    """Return the settled operator that computes what an overwriting one writes, None where there is none.
+    """Return the operator that computes what an overwriting one writes, None where none is known.
 
     What is overwritten keeps its dtype, a new value has the widest of the operands'.
     """
@@ -113,8 +120,7 @@ def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
     plain = getattr(getattr(aten, name[:-1], None), node.target._overloadname, None)
     values = [each.meta.get("val") for each in node.all_input_nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-    is_settled = plain in _SETTLED or (plain is not None and _is_one(plain) and torch.Tag.pointwise in plain.tags)
-    return plain if is_settled and len(dtypes) == 1 else None
+    return plain if plain in _OVERWRITING and len(dtypes) == 1 else None
 
 
 def _shares_memory(node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.optimizer import fold_constants
 from torch import fx
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize import graph, ops
@@ -74,15 +75,11 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
         Refused: The exporter lacks an operator; the message names it and its layer. Or the opset lacks bfloat16.
     """
     opset = _opset(program, opset)
-    exported = lifted(program)
+    exported = _exported(program, opset)
     calls = exported_calls(program, exported)
-    taken_apart = _keep_settled(program, exported)
     translated = _translate(program, exported, opset)
     model, decomposed = translated.model, translated.exported_program
     assert decomposed is not None
-    if taken_apart:
-        (exported,) = taken_apart
-        calls = exported_calls(program, exported)
     _check_free(program, decomposed)
     names = trace_names(program, calls, exported, decomposed)
     _name_dimensions(program, translated)
@@ -185,43 +182,47 @@ def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> N
             )
 
 
-def _keep_settled(program: Program, exported: torch.export.ExportedProgram) -> list[torch.export.ExportedProgram]:
-    """Let the exporter have a program as it is where taking it apart would change nothing.
+def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
+    """Return a program as the exporter takes it: as it stands, where taking it apart would change nothing.
 
-    That traces the whole anew, twice, which is most of what an export to ONNX takes. The mean over an image, which
-    nearly all convolutional networks have, and transposed convolutions are written here as they would be there.
-
-    Args:
-        exported: What the exporter is given; :func:`lifted`.
-
-    Returns:
-        The program as torch exports it, once the exporter has taken that apart; empty before, and where it need not.
+    To export it, and to take it apart, torch traces the whole anew, which is most of what an export to ONNX takes.
     """
-    taken_apart = list[torch.export.ExportedProgram]()
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    registry = _translations(opset_version=max(opset, TORCHLIB_OPSET))
+    spelled = [node for node in calls if _is_mean(node) or graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
+    others = {node.target for node in calls if node not in spelled}
+    known = all(registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload))
+    with_one_head = any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls)
+    if known and not with_one_head and is_settled(program.graph):
+        exported = lifted(program)
+        exported.run_decompositions = lambda table: _spelled(exported)
+        return exported
+    exported = program.export()
+    take_apart = exported.run_decompositions
+    own = {_ATTENTION: _with_one_head} if with_one_head else {}
+    if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
+        own[_BATCH_NORM] = _BATCH_NORM.decompose
+    exported.run_decompositions = lambda table: take_apart({**table, **own})
+    return exported
 
-    def run_decompositions(table: dict[Any, Any]) -> torch.export.ExportedProgram:
-        calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-        pools = [node for node in calls if graph.is_call(node, aten.adaptive_avg_pool2d.default)]
-        means = [node for node in pools if node.args[1] == [1, 1]]
-        turned = [node for node in calls if graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
-        targets = {node.target for node in calls if node not in (*means, *turned)}
-        if any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls):
-            table = {**table, _ATTENTION: _with_one_head}
-        if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
-            table = {**table, _BATCH_NORM: torch.export.default_decompositions()[_BATCH_NORM]}
-        if not is_settled(exported.graph) or targets & table.keys():
-            taken_apart.append(program.export())
-            return taken_apart[0].run_decompositions(table)
-        for node in means:
+
+def _is_mean(node: fx.Node) -> bool:
+    return graph.is_call(node, aten.adaptive_avg_pool2d.default) and node.args[1] == [1, 1]
+
+
+def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Write the mean over an image and transposed convolutions as the exporter would, in place.
+
+    Nearly all convolutional networks have the first, and those that make images the second.
+    """
+    for node in exported.graph.nodes:
+        if _is_mean(node):
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
-        for node in turned:
+        elif graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS):
             x, weight, bias, stride, padding, outer, groups, dilation = node.args
             node.target = aten.convolution.default
             node.args = (x, weight, bias, stride, padding, dilation, True, outer, groups)
-        return exported
-
-    exported.run_decompositions = run_decompositions
-    return taken_apart
+    return exported
 
 
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
