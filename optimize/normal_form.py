@@ -1,8 +1,9 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, slices for the parts of a split weight, an embedding and its reduction for bags of one size, no clones or
-copies (but where strides are read), no assertions, no updates of buffers.
+for ``view``, slices for the parts of a split weight, an embedding and its reduction for bags of one size, nothing that
+is looked up by counting (``counting.py``), no clones or copies (but where strides are read), no assertions, no updates
+of buffers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import graph, ops
+from optimize import counting, graph, ops
 from optimize.graph import aten
 
 _IDENTITIES = (
@@ -81,6 +82,7 @@ def normalize(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
         else:
             _normalize_call(module, node)
+    counting.simplify(module)
 
 
 def write_out_of_place(flow: fx.Graph) -> None:

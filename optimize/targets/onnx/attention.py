@@ -22,6 +22,7 @@ from optimize.targets.onnx_graph.nodes import (
     name_of,
     only_reader,
     operator_of,
+    readers,
     replace,
     store,
     tidy,
@@ -133,7 +134,8 @@ def _write(graph: ir.Graph, attention: _Attention) -> None:
     if (alive := attention.alive) is not None:
         assert alive.shape is not None
         axis = store(graph, "axis_1", np.array([1], np.int64))
-        rows = add(graph, "Squeeze", [alive, axis], name=f"{name_of(alive)}_rows", like=alive)
+        rows = next((node.outputs[0] for node in readers(alive) if node.op_type == "Squeeze"), None)  # of another layer
+        rows = rows or add(graph, "Squeeze", [alive, axis], name=f"{name_of(alive)}_rows", like=alive)
         rows.shape = ir.Shape([alive.shape[0], alive.shape[2], 1])
         mixed = add(graph, "Mul", [mixed, rows], name=f"{name}_alive", like=result)
     replace(result, mixed)
