@@ -17,8 +17,8 @@ ROOMS = {
     "transaction": ("transaction",),
     "workers": ("transport", "workers"),
     "graph": (
-        "graph", "program", "invariants", "normal_form", "counting", "frontend", "preparation", "capture_checks", "costs", "ops",
-        "plan", "scripting", "tracing", "bindings", "merged",
+        "graph", "program", "invariants", "normal_form", "counting", "frontend", "preparation", "capture_checks",
+        "costs", "ops", "plan", "scripting", "tracing", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
     "load": ("load",),
@@ -74,7 +74,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 69_670, 342, 491
+MOST_LINES, MOST_FILES, MOST_CLASSES = 69_672, 342, 491
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -39,7 +39,7 @@ class Masked(Attention):
     """Padded places are seen by nobody; a sample may be nothing but padding. Two attentions share the mask."""
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        mask = (seen > 0)[:, None, None].expand(-1, 1, LENGTH, LENGTH)
+        mask = (seen > 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
         for _ in range(2):
             x = self.output(self.mixed(x, mask).transpose(1, 2).flatten(2))
         return x
@@ -78,9 +78,9 @@ def inputs(batch: int, masked: bool) -> tuple[Tensor, ...]:
     return (x, seen) if masked else (x,)
 
 
-def lowered(net: nn.Module, masked: bool) -> ir.Model:
+def lowered(net: nn.Module, masked: bool, dynamic: str | None = None) -> ir.Model:
     torch.manual_seed(0)
-    return to_onnx(optimize.capture(net.eval(), inputs(2, masked)))[0]
+    return to_onnx(optimize.capture(net.eval(), inputs(2, masked), dynamic=dynamic))[0]
 
 
 def answer(model: ir.Model, given: tuple[Tensor, ...]) -> np.ndarray:
@@ -103,6 +103,16 @@ def test_it_is_one_operator_with_the_same_answers(net: nn.Module, masked: bool, 
     assert kinds.count("ReduceMax") == (net.__class__ is Masked)
     for given, wanted in zip(batches, want, strict=True):
         np.testing.assert_allclose(answer(model, given), wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize(("net", "masked", "count"), [(Attention(), False, 1), (Masked(), True, 2)])
+def test_it_is_one_operator_at_any_length(net: nn.Module, masked: bool, count: int) -> None:
+    model = lowered(net, masked, "sequence")
+    batches = [tuple(x[:, :length] for x in inputs(3, masked)) for length in (LENGTH, 2, LENGTH - 1)]
+    assert fuse_attention(model) == count
+    for given in batches:
+        with torch.no_grad():
+            np.testing.assert_allclose(answer(model, given), net(*given).numpy(), atol=2e-6)
 
 
 @pytest.mark.parametrize(("net", "masked"), [(ByKey(), True), (Packed(), False)])

@@ -62,7 +62,7 @@ def _match(softmax: ir.Node) -> _Attention | None:
     scores, weights = softmax.inputs[0], softmax.outputs[0]
     product, bias = scores_of(scores)
     last = softmax.attributes.get_int("axis", -1) in (-1, 3)
-    if product is None or not last or not _fits(bias, scores):
+    if product is None or not last:
         return None
     mixed = only_reader(weights, "MatMul")
     if mixed is None or mixed.inputs[0] is not weights:
@@ -81,16 +81,18 @@ def _match(softmax: ir.Node) -> _Attention | None:
     if None in sources or len(heads) != 1 or not _is_like(result, sources[0][0]):  # type: ignore[index]
         return None
     first_tokens, second_tokens, third_tokens = (source[0] for source in sources if source is not None)
+    if not _fits(bias, first_tokens, second_tokens):
+        return None
     return _Attention(first_tokens, second_tokens, third_tokens, bias, heads.pop(), first * second, alive, result)
 
 
-def _fits(bias: ir.Value | None, scores: ir.Value | None) -> bool:
-    """Say whether a bias has a row for each query and a number for each key."""
+def _fits(bias: ir.Value | None, queries: ir.Value, keys: ir.Value) -> bool:
+    """Say whether a bias has a row for each query and a number for each key; a free length has a name."""
     if bias is None:
         return True
-    if scores is None or scores.shape is None or bias.shape is None or len(bias.shape) != 4 or len(scores.shape) != 4:
-        return False
-    return list(bias.shape[2:]) == list(scores.shape[2:])
+    lengths = [value.shape[1] for value in (queries, keys) if value.shape is not None]
+    known = all(isinstance(length, int) or length.value is not None for length in lengths)
+    return known and bias.shape is not None and len(bias.shape) == 4 and list(bias.shape[2:]) == lengths
 
 
 def _alive(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
