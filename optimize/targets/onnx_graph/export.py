@@ -154,8 +154,9 @@ def _translations(**options: Any) -> ONNXRegistry:
 
     It parses the source of each of its 500 functions anew for every export: half a second for the same table.
     """
-    registry = _from_torchlib(**options)
-    (known,) = registry.get_decomps(aten._native_batch_norm_legit_no_training.default)
+    with quiet("torch.onnx", level=logging.ERROR):  # about operators of packages that are not there
+        registry = _from_torchlib(**options)
+    known, *_ = registry.get_decomps(aten._native_batch_norm_legit_no_training.default)
 
     def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
         _, momentum, eps, _ = rest

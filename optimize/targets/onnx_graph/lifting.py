@@ -6,8 +6,6 @@ graph and the list of weights, which are there: half of the time of an export.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -46,17 +44,13 @@ def lifted(program: Program) -> torch.export.ExportedProgram:
             new[node] = flow.node_copy(node, new.__getitem__)
     specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(new[node].name), None) for node in program.placeholders]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(new[node].name), None) for node in program.outputs]
+    arranged = pytree.tree_structure((program.inputs, {})), pytree.tree_structure(program.outputs)
     return torch.export.ExportedProgram(
         root=torch.nn.Module(),
         graph=flow,
         graph_signature=ExportGraphSignature(specs, outputs),
         state_dict=weights,
         range_constraints={},
-        module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], *_arrangement(program)))],
+        module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], *arranged))],
         example_inputs=(program.inputs, {}),
     )
-
-
-def _arrangement(program: Program) -> tuple[Any, Any]:
-    """Return how the flat inputs and outputs flatten."""
-    return pytree.tree_structure((program.inputs, {})), pytree.tree_structure(program.outputs)
