@@ -13,15 +13,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 
 _ANDS = (aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)
 #: Hold numbers of their input, whichever.
-_PARTS = (
-    aten.slice.Tensor, aten.expand.default, aten.unsqueeze.default, aten.reshape.default, aten.select.int,
-    aten.gather.default,
-)  # fmt: skip
+_PARTS = (*ops.PERMUTATIONS, *ops.SELECTIONS, aten.gather.default)
 
 
 class _Count(NamedTuple):
@@ -94,11 +91,7 @@ def _write_row(module: fx.GraphModule, node: fx.Node) -> None:
 def _is_spread(total: fx.Node, row: fx.Node) -> bool:
     """Say whether a sum has the shape that its other summand has."""
     others = [each for each in total.args[:2] if each is not row]
-    return any(isinstance(each, fx.Node) and _sizes(each) == _sizes(total) for each in others)
-
-
-def _sizes(node: fx.Node) -> str:
-    return str([*node.meta["val"].shape])
+    return any(isinstance(each, fx.Node) and graph.same_form(each, total) for each in others)
 
 
 def _count(node: Any) -> _Count | None:
@@ -116,7 +109,7 @@ def _count(node: Any) -> _Count | None:
         return inner._replace(axis=inner.axis - behind)
     whole = graph.is_call(node, aten.slice.Tensor) and node.args[2] in (0, None) and node.args[4:] in ((), (1,))
     same = graph.is_call(node, aten.add.Tensor) and node.args[1] == 0
-    return inner if (whole or same) and _sizes(node) == _sizes(node.args[0]) else None
+    return inner if (whole or same) and graph.same_form(node, node.args[0]) else None
 
 
 def _is_true(node: Any) -> bool:

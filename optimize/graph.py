@@ -44,6 +44,12 @@ def is_call(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
+def same_form(first: fx.Node, second: fx.Node) -> bool:
+    """Say whether two values have one shape and dtype."""
+    one, two = first.meta["val"], second.meta["val"]
+    return str(one.shape) == str(two.shape) and one.dtype == two.dtype
+
+
 def op_name(node: fx.Node) -> str:
     """Return the operator's short name: ``conv2d`` for ``aten.conv2d.default``."""
     target = node.target

@@ -133,9 +133,12 @@ def _shares_memory(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     schema = node.target._schema
-    is_made_of_others = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     is_view = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
-    return is_view or (is_made_of_others and node.target not in _NEW)
+    return is_view or (_is_made_of_others(node.target) and node.target not in _NEW)
+
+
+def _is_made_of_others(target: torch._ops.OpOverload) -> bool:
+    return target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def is_settled(flow: fx.Graph) -> bool:
@@ -147,21 +150,19 @@ def is_settled(flow: fx.Graph) -> bool:
 
 
 def _is_settled(call: fx.Node) -> bool:
-    target = call.target
     if graph.is_call(call, aten.batch_norm.default):
         return not graph.argument(call, "training")
     if graph.is_call(call, aten.flatten.using_ints):
         fixed = [size for size in call.meta["val"].shape if isinstance(size, int)]
         return call.meta["val"].dim() - len(fixed) <= 1 and 0 not in fixed
-    return target in _SETTLED or (isinstance(target, torch._ops.OpOverload) and _is_one(target))
+    return call.target in _SETTLED or (isinstance(call.target, torch._ops.OpOverload) and _is_one(call.target))
 
 
 @functools.cache
 def _is_one(target: torch._ops.OpOverload) -> bool:
     """Say whether an operator is made of no others, overwrites nothing, and has a result whose shape is known."""
-    is_made_of_others = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     is_open = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*target.tags}
-    return target.namespace == "aten" and not target._schema.is_mutable and not is_made_of_others and not is_open
+    return target.namespace == "aten" and not (target._schema.is_mutable or _is_made_of_others(target) or is_open)
 
 
 def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
@@ -175,7 +176,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_batch_norm(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)
-    elif graph.is_call(node, aten.copy.default) and _same_form(node, cast(fx.Node, node.args[1])):
+    elif graph.is_call(node, aten.copy.default) and graph.same_form(node, cast(fx.Node, node.args[1])):
         node.replace_all_uses_with(cast(fx.Node, node.args[1]))
         module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
@@ -187,12 +188,6 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_bags(module, node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
-
-
-def _same_form(first: fx.Node, second: fx.Node) -> bool:
-    """Say whether two values have one shape and dtype."""
-    one, two = first.meta["val"], second.meta["val"]
-    return str(one.shape) == str(two.shape) and one.dtype == two.dtype
 
 
 def _normalize_part_of_weight(node: fx.Node) -> None:
