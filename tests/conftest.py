@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from optimize.cli import interrupt, keeper, main
 from tests.preloaded import fork_children
+from tests.sessions import run_files_here
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
@@ -71,6 +72,14 @@ def _torch_is_imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not str(request.path.relative_to(ROOT / "tests")).startswith(OF_PROCESSES):
             fork_children(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files_run_here() -> Iterator[None]:
+    """Runs files in this process, for tests that are not of processes: ``pytest.mark.usefixtures``."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_files_here(patch)
         yield
 
 

@@ -20,7 +20,6 @@ from optimize.auto import searching
 from optimize.auto.choices import FileChoice
 from optimize.auto.searching import Deadline, Goal, TimeIsUp
 from optimize.cli import cli
-from optimize.cli import keeper as cli_keeper
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
 from optimize.measure import latency
@@ -32,6 +31,8 @@ from optimize.search import Search
 from optimize.workflow import run_job
 from tests.auto.test_choices import judged
 
+pytestmark = pytest.mark.usefixtures("files_run_here")
+
 CHOICES = [
     FileChoice("onnx", "float32"),
     FileChoice("onnx", "int8"),
@@ -40,18 +41,17 @@ CHOICES = [
 ]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model_in(folder: Path) -> Path:
+    """Write a network and its data; return the file of the network."""
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 32, 3), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3)]
-    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 64, 4)).eval()
-    torch.save(net, tmp_path / "net.pt")
-    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((64, 3, 12, 12), np.float32))
-    return tmp_path / "net.pt"
+    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 9, 4)).eval()
+    torch.save(net, folder / "net.pt")
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).random((32, 3, 7, 7), np.float32))
+    return folder / "net.pt"
 
 
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[FileChoice]:
+def try_few(patch: pytest.MonkeyPatch) -> list[FileChoice]:
     """Let a search try a few choices alone, and return those that it makes."""
     made: list[FileChoice] = []
     make = searching.Workshop.make
@@ -60,13 +60,42 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[FileChoice]:
         made.append(choice)
         return make(self, choice, path)
 
-    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES))
-    monkeypatch.setattr(searching.Sampler, "propose", lambda self, known: iter(()))
-    monkeypatch.setattr(searching.Workshop, "make", noted)
-    monkeypatch.setattr(searching, "_BUDGET_S", 0.2)
-    monkeypatch.setattr(latency, "default_budget_s", lambda artifacts: 0.2)
-    monkeypatch.setattr(Search, "give_back_slow", lambda self, export, plain: export)  # which takes its time
+    patch.setattr(searching, "first_choices", lambda names: iter(CHOICES))
+    patch.setattr(searching.Sampler, "propose", lambda self, known: iter(()))
+    patch.setattr(searching.Workshop, "make", noted)
+    patch.setattr(searching, "_BUDGET_S", 0.1)
+    patch.setattr(latency, "default_budget_s", lambda artifacts: 0.1)
+    patch.setattr(Search, "give_back_slow", lambda self, export, plain: export)  # which takes its time
     return made
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return model_in(tmp_path)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[FileChoice]:
+    return try_few(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def ended(files_run_here: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the model of a search that has tried all choices; a copy of its folder lies beside it."""
+    found = model_in(tmp_path_factory.mktemp("ended"))
+    with pytest.MonkeyPatch.context() as patch:
+        tried, done = try_few(patch), search(found)
+        assert done.exit_code == 0 and tried == CHOICES, done.output
+    found.with_name("out").rename(found.with_name("kept"))
+    return found
+
+
+@pytest.fixture
+def searched(ended: Path) -> Path:
+    """Return the model of a search that has ended: a search is known by the names of its files, which stay."""
+    shutil.rmtree(ended.with_name("out"), ignore_errors=True)
+    shutil.copytree(ended.with_name("kept"), ended.with_name("out"))
+    return ended
 
 
 def search(model: Path, *words: str, trust: bool = True) -> Any:
@@ -81,12 +110,12 @@ def files(model: Path) -> set[str]:
     return {path.name for path in model.with_name("out").iterdir()}
 
 
-def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Path, tried: list[FileChoice]) -> None:
-    found = search(model)
-    assert found.exit_code == 0, found.output
-    out = model.with_name("out")
+def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(
+    searched: Path, tried: list[FileChoice], tmp_path: Path
+) -> None:
+    out = searched.with_name("out")
     report = read_report(out / "report.json")
-    assert report.search is not None and tried == CHOICES
+    assert report.search is not None
     assert [trial.number for trial in report.search.trials] == [1, 2, 3, 4]
     assert "No layer of this model becomes int8-weights." in report.search.trials[3].outcome
     assert report.search.ended == "nothing was left to try" and report.search.best == report.rows[0].name
@@ -94,7 +123,7 @@ def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Pa
     for row in report.rows:
         assert row.path is not None and Path(row.path).is_file() and row.speedup is not None
         recipe = Path(row.path).with_name(Path(row.path).name.split(".")[0] + ".yaml")
-        given = Job(str(model), read(recipe, trust=True), out=model.with_name("again"), trust=True)
+        given = Job(str(searched), read(recipe, trust=True), out=tmp_path, trust=True)
         made = {one.precision: one for one in run_job(given).rows}
         assert made[row.precision].sha256 == row.sha256
     best = next(row for row in report.rows if row.name == report.search.best)
@@ -102,10 +131,12 @@ def test_a_search_ends_with_files_recipes_and_a_report_of_all_it_tried(model: Pa
     assert "Everything that was tried" in (out / "report.md").read_text()
     assert "The fastest file found so far" in (out / "report.html").read_text()
 
-    before = {name: (out / name).read_bytes() for name in files(model) if name.startswith("point-")}
-    tried.clear()
-    assert search(model).exit_code == 0 and not tried  # what is known is not made again
-    assert {name: (out / name).read_bytes() for name in before} == before
+
+def test_what_is_known_is_not_made_again(searched: Path, tried: list[FileChoice]) -> None:
+    out = searched.with_name("out")
+    before = {name: (out / name).read_bytes() for name in files(searched) if name.startswith("point-")}
+    assert search(searched).exit_code == 0 and not tried
+    assert before and {name: (out / name).read_bytes() for name in before} == before
 
 
 def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
@@ -119,6 +150,7 @@ def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
             raise KeyboardInterrupt
         return measured(*given)
 
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:2]))
     monkeypatch.setattr(searching, "measure_files", interrupted)
     (model.with_name("out")).mkdir()
     clouds = [f"point-001.{end}" for end in ("bin", "data")]
@@ -129,7 +161,7 @@ def test_what_ends_a_search_leaves_the_best_so_far_and_it_goes_on(
     assert {"point-01.float32.onnx", "point-01.yaml", "journal.jsonl", "report.html", "recipe.yaml"} <= files(model)
     assert read_report(model.with_name("out") / "report.json").rows[0].precision == "float32"
     tried.clear()
-    assert search(model).exit_code == 0 and tried == CHOICES[1:]
+    assert search(model).exit_code == 0 and tried == CHOICES[1:2]
     assert {(model.with_name("out") / name).read_text() for name in own} == {"the user's"}
 
 
@@ -160,8 +192,11 @@ def test_a_search_ends_where_no_number_is_left(
     assert report is not None and report.ended == "no number was left for a trial"
 
 
-def test_what_is_no_shard_of_this_search_is_not_gathered(model: Path, tried: list[FileChoice]) -> None:
-    assert search(model, "--out", str(model.with_name("other")), "--threads", "2").exit_code == 0
+def test_what_is_no_shard_of_this_search_is_not_gathered(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
+    assert search(model, "--out", str(model.with_name("other")), "--keep", "6").exit_code == 0
     for name in ("other", "nothing"):
         refused = search(model, "--gather", str(model.with_name(name))).exception
         assert isinstance(refused, UsageError) and f"{name}' holds no trials of this search" in refused.what
@@ -178,28 +213,21 @@ def test_two_searches_that_number_alike_are_not_mixed(
     assert isinstance(refused, UsageError) and refused.hint == "Give each search its own --shard K/N."
 
 
-def test_a_file_that_somebody_changed_is_made_again(model: Path, tried: list[FileChoice]) -> None:
-    assert search(model).exit_code == 0
-    changed = next(name for name in files(model) if name.endswith("int8.onnx"))
-    (model.with_name("out") / changed).write_bytes(b"another")
-    tried.clear()
-    assert search(model).exit_code == 0
+def test_a_file_that_somebody_changed_is_made_again(searched: Path, tried: list[FileChoice]) -> None:
+    changed = next(name for name in files(searched) if name.endswith("int8.onnx"))
+    (searched.with_name("out") / changed).write_bytes(b"another")
+    assert search(searched).exit_code == 0
     assert tried and all(choice.precision == "int8" for choice in tried)
-    assert changed not in files(model) or (model.with_name("out") / changed).stat().st_size > 100
+    assert changed not in files(searched) or (searched.with_name("out") / changed).stat().st_size > 100
 
 
 @pytest.mark.parametrize("trust", [True, False])
 def test_a_folder_that_somebody_packed_is_not_gone_on_from_without_trust(
-    model: Path, tried: list[FileChoice], *, trust: bool
+    searched: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch, *, trust: bool
 ) -> None:
-    """Its journal can say anything of its files, and its files be any."""
-    out = model.with_name("out")
-    assert search(model).exit_code == 0
-    shutil.copytree(out, model.with_name("packed"))
-    shutil.rmtree(out)
-    model.with_name("packed").rename(out)
-    tried.clear()
-    assert search(model, trust=trust).exit_code == 0 and tried == ([] if trust else CHOICES)
+    """Its journal can say anything of its files, and its files be any: it is a copy."""
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
+    assert search(searched, trust=trust).exit_code == 0 and tried == ([] if trust else CHOICES[:1])
 
 
 @pytest.mark.parametrize("trust", [True, False])
@@ -213,7 +241,7 @@ def test_files_that_lie_there_are_opened_as_any_other(
         trusted.append(trust)
         return opened(self, path, trust=trust)
 
-    monkeypatch.setattr(cli_keeper, "can_confine", lambda: False)  # this process stays the user's
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
     monkeypatch.setattr(onnx, "open", noted)
     assert search(model, trust=trust).exit_code == 0 and not trusted
     tried.clear()
@@ -221,14 +249,12 @@ def test_files_that_lie_there_are_opened_as_any_other(
     assert trusted and set(trusted) == {trust}
 
 
-def test_what_lies_in_a_files_place_and_is_none_is_not_read(model: Path, tried: list[FileChoice]) -> None:
+def test_what_lies_in_a_files_place_and_is_none_is_not_read(searched: Path, tried: list[FileChoice]) -> None:
     """A link to what never ends would fill the disk."""
-    assert search(model).exit_code == 0
-    changed = model.with_name("out") / next(name for name in files(model) if name.endswith("int8.onnx"))
+    changed = searched.with_name("out") / next(name for name in files(searched) if name.endswith("int8.onnx"))
     changed.write_bytes(b"")
     os.truncate(changed, 1 << 40)  # a terabyte that takes no room before it is copied
-    tried.clear()
-    assert search(model).exit_code == 0
+    assert search(searched).exit_code == 0
     assert tried and all(choice.precision == "int8" for choice in tried)
 
 
@@ -310,15 +336,13 @@ def test_where_all_miss_what_was_asked_the_nearest_is_kept_and_said(
 
 
 def test_what_is_known_is_not_timed_again_when_the_time_is_over(
-    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+    searched: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:2]))
-    assert search(model).exit_code == 0
-    before = read_report(model.with_name("out") / "report.json").rows
+    before = read_report(searched.with_name("out") / "report.json").rows
     monkeypatch.setattr(searching, "measure", lambda *given, **more: pytest.fail("it was timed again"))
-    found = search(model, "--budget", "1s")
+    found = search(searched, "--budget", "1s")
     assert found.exit_code == 0, found.output
-    after = read_report(model.with_name("out") / "report.json").rows
+    after = read_report(searched.with_name("out") / "report.json").rows
     assert [row.latency for row in after[1:]] == [row.latency for row in before[1:]]
 
 
