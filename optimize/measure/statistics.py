@@ -66,11 +66,12 @@ def nested_medians(restarts: Sequence[Sequence[np.ndarray]], draws: np.random.Ge
     samples = np.concatenate(rounds)
     order = np.argsort(samples)
     owners = np.repeat(np.arange(len(rounds)), [len(one) for one in rounds])[order]
-    medians = np.empty(RESAMPLES)
-    for index, counts in enumerate(np.hstack(parts)):
-        upto = np.cumsum(counts[owners])
-        middle = np.searchsorted(upto, ((upto[-1] - 1) // 2, upto[-1] // 2), side="right")
-        medians[index] = samples[order[middle]].mean()
+    middles = np.empty((RESAMPLES, 2), np.intp)
+    for middle, counts in zip(middles, np.hstack(parts), strict=True):
+        upto = counts[owners].cumsum()
+        count = int(upto[-1])
+        middle[:] = upto.searchsorted(((count - 1) // 2, count // 2), side="right")
+    medians: np.ndarray = samples[order[middles]].mean(axis=1)
     return medians
 
 
