@@ -24,6 +24,8 @@ from optimize.report.model import Report, Row
 from tests.measure.test_bound import judged
 from tests.quantization.test_sensitivity import fragile, images, quantized
 
+pytestmark = pytest.mark.usefixtures("files_run_here")
+
 
 def run(out: Path, targets: Sequence[str] = ("onnx",), **asked: Any) -> Report:
     """Judge on images like those it is calibrated on, labelled with the float model's answers."""
