@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from optimize.pruning.groups import dependencies
 torch.set_num_threads(1)
 
 
+@functools.cache
 def captured(name: str) -> Program:
     reference = REFERENCES[name]
     torch.manual_seed(0)
