@@ -80,7 +80,7 @@ def fuse(net: nn.Module, x: Tensor) -> tuple[Program, Program, Outcome]:
     return program, fused, outcome
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     kind=st.sampled_from(["conv", "grouped", "strided", "linear"]),
     reader=st.sampled_from(sorted(READERS)),

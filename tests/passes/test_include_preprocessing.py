@@ -95,7 +95,7 @@ def test_a_run_that_cannot_include_it_says_why(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Path:
+def made(files_run_here: None, tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Path:
     """Returns a folder with a model, pictures, and the files of a run that took the preprocessing into them."""
     folder, generator = tmp_path_factory.mktemp("included"), np.random.default_rng(1)
     for name in ("ant", "bee"):

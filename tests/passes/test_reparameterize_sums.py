@@ -122,7 +122,7 @@ def covering(found: list[Branch]) -> Branch:
     return Branch("dense", (axes[0], axes[1]), 1, True, True, "", 1)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(data=st.data(), loss=st.sampled_from([-2, 0, 0, 1, 2]), stride=st.sampled_from([1, 2]), cover=st.booleans())
 def test_a_random_sum_is_equal_and_merges_or_says_why(data: st.DataObject, loss: int, stride: int, cover: bool) -> None:
     found = data.draw(st.lists(branches(loss, stride), min_size=2, max_size=4))
