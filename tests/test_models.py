@@ -247,5 +247,5 @@ def test_checkpoint_is_a_small_float32_state_dict() -> None:
 def test_checkpoint_classifies_the_shipped_slice() -> None:
     model = fashion_repvgg()
     model.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
-    x, y = load_sample("fashion_eval.npz")
+    x, y = (array[::5] for array in load_sample("fashion_eval.npz"))
     assert accuracy(model, torch.from_numpy(x).float() / 255, torch.from_numpy(y)) >= 0.92

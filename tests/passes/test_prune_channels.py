@@ -369,7 +369,7 @@ KINDS = strategies.sampled_from(["plain", "grouped", "depthwise", "norm", "cat",
 STEPS = strategies.lists(strategies.tuples(KINDS, strategies.sampled_from([8, 12])), min_size=2, max_size=7)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(steps=STEPS, ratio=strategies.sampled_from([0.25, 0.5, 0.8]))
 def test_random_chains(steps: list[tuple[str, int]], ratio: float) -> None:
     program = captured(lambda: Chain([("plain", 8), ("plain", 8), *steps]))
