@@ -1,5 +1,6 @@
 """The target for tests that scales, crashes or hangs as told, and pairs of its files."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -29,8 +30,10 @@ def pair(make: Make) -> Callable[..., AgreedPair]:
 def models(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Returns a function that gives names to behaviours: a case that names them is opened as those."""
 
-    def name(**behaviours: dict[str, object]) -> None:
-        subjects = {key: Subject(key, "arithmetic", make(**told)) for key, told in behaviours.items()}
-        monkeypatch.setattr(cases, "open_model", lambda source, opening, input_shape: subjects[source])
+    return functools.partial(name, make, monkeypatch)
 
-    return name
+
+def name(make: Make, patch: pytest.MonkeyPatch, **behaviours: dict[str, object]) -> None:
+    """Gives names to behaviours as long as something is patched."""
+    subjects = {key: Subject(key, "arithmetic", make(**told)) for key, told in behaviours.items()}
+    patch.setattr(cases, "open_model", lambda source, opening, input_shape: subjects[source])

@@ -19,11 +19,15 @@ from optimize.measure import environment
 from optimize.measure.openers import Opening
 from optimize.processor import host
 from optimize.targets.arrays import digest
+from tests.gate.conftest import name
 from tests.gate.records import RECORD
 from tests.gate.streams import draw
+from tests.measure.conftest import making
 
 Models = Callable[..., None]
 Gone = Callable[..., Path]
+#: Samples of a run: a process is asked for the answers to so many at once.
+BATCH = 48
 #: An accuracy as it is stored.
 TOP1 = {
     "metric": "top1",
@@ -36,16 +40,25 @@ TOP1 = {
 }
 
 
-@pytest.fixture
-def judged(tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch) -> Record:
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """A check that passed, of two files that do the same."""
+    with making(tmp_path_factory.mktemp("passed")) as make, pytest.MonkeyPatch.context() as patch:
+        name(make, patch, base={}, candidate={})
+        patch.setattr(cases, "measure", lambda *args: draw(1.0))
+        return suite.check(Settings(cases=(Case(base="base", candidate="candidate", batch=BATCH),)))
+
+
+@pytest.fixture
+def judged(passed: Record, models: Models, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """A check that passed, and its candidate again."""
     models(base={}, candidate={})
     monkeypatch.setattr(cases, "measure", lambda *args: draw(1.0))
-    return suite.check(Settings(cases=(Case(base="base", candidate="candidate"),)))
+    return passed
 
 
 def against(path: Path, **asked: Any) -> CaseRecord:
-    case = Case(base=str(path), candidate="candidate", **asked)
+    case = Case(base=str(path), candidate="candidate", **{"batch": BATCH} | asked)
     return cases.check(case, Settings(cases=(case,)), Opening(path.parent))
 
 
@@ -65,7 +78,7 @@ def labelled(folder: Path, count: int = 480, wrong: int | None = None) -> Labell
     y[count - wrong :] = x[count - wrong :].argmin(1)
     path = folder / f"{count}_{wrong}.npz"
     np.savez(path, x=x, y=y)
-    return Labelled(str(path), x, digest([x[:1]]))
+    return Labelled(str(path), x, digest([x[:BATCH]]))
 
 
 def edited(stored: Path, **changes: object) -> Path:
@@ -118,21 +131,17 @@ def test_the_accuracy_that_is_stored_fails_a_worse_candidate(gone: Gone, tmp_pat
     assert found.verdict is Verdict.WARN and [entry.metric for entry in found.findings] == ["accuracy", "time"]
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "why"),
-    [
+def test_accuracy_that_is_not_stored_is_not_judged(gone: Gone, tmp_path: Path) -> None:
+    labels = labelled(tmp_path).path
+    for accuracy, why in (
         (None, "the baseline stores no accuracy"),
-        ({"samples": 479}, "the baseline stores top1 of 479 samples, asked is top1 of 480"),
-        ({"metric": "top5"}, "the baseline stores top5 of 480 samples, asked is top1 of 480"),
-    ],
-)
-def test_accuracy_that_is_not_stored_is_not_judged(
-    accuracy: dict[str, object] | None, why: str, gone: Gone, tmp_path: Path
-) -> None:
-    base, labels = gone(accuracy=accuracy and TOP1 | accuracy), labelled(tmp_path).path
-    found = against(base, eval=labels)
-    assert found.verdict is Verdict.INCONCLUSIVE and found.accuracy is None
-    assert found.reason == f"not judged without the base's file: accuracy, asked: at most 1 point lost; {why}"
+        (TOP1 | {"samples": 479}, "the baseline stores top1 of 479 samples, asked is top1 of 480"),
+        (TOP1 | {"metric": "top5"}, "the baseline stores top5 of 480 samples, asked is top1 of 480"),
+    ):
+        base = gone(accuracy=accuracy)
+        found = against(base, eval=labels)
+        assert found.verdict is Verdict.INCONCLUSIVE and found.accuracy is None
+        assert found.reason == f"not judged without the base's file: accuracy, asked: at most 1 point lost; {why}"
     found = against(base, eval=labels, max_drop=0.5, min_accuracy=95)
     assert found.verdict is Verdict.FAIL and found.reason == "top1 90.00 %, asked: top1 at least 95.00 %"
     assert against(base, eval=labels, min_accuracy=85).verdict is Verdict.WARN  # nothing else was asked
@@ -150,18 +159,25 @@ def test_a_metric_without_an_interval_of_its_own_is_not_judged(gone: Gone, tmp_p
 
 def test_limits_of_the_candidate_alone_are_judged(gone: Gone, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"eval": labelled(tmp_path).path, "min_accuracy": 85}
-    limits: list[tuple[dict[str, Any], str, str]] = [
-        ({"max_latency": 0.003}, "latency", "3.00 ms are allowed"),
-        ({"min_throughput": 1000}, "throughput", "1000 are asked for"),
-        ({"max_size": Growth(size_bytes=1)}, "size", "1 B are allowed"),
-        ({"max_memory": Growth(size_bytes=60e6)}, "memory", "60.0 MB are allowed"),
+    limits: list[dict[str, tuple[dict[str, Any], str]]] = [
+        {
+            "latency": ({"max_latency": 0.003}, "3.00 ms are allowed"),
+            "size": ({"max_size": Growth(size_bytes=1)}, "1 B are allowed"),
+        },
+        {
+            "throughput": ({"min_throughput": 20_000}, "20000 are asked for"),
+            "memory": ({"max_memory": Growth(size_bytes=60e6)}, "60.0 MB are allowed"),
+        },
     ]
-    for limit, metric, reason in limits:
-        found = against(gone(), **asked, **limit)
-        assert found.verdict is Verdict.FAIL and found.reason.endswith(reason), found.reason
-        assert {entry.metric: entry.verdict.value for entry in found.findings} | {metric: "fail", "time": "warn"} == {
-            entry.metric: entry.verdict.value for entry in found.findings
-        }
+    for two in limits:
+        given = {key: value for limit, _ in two.values() for key, value in limit.items()}
+        found = against(gone(), **asked, **given)
+        verdicts = {entry.metric: entry.verdict.value for entry in found.findings}
+        failed = {metric for metric, verdict in verdicts.items() if verdict == "fail"}
+        assert found.verdict is Verdict.FAIL and failed == set(two) and verdicts["time"] == "warn"
+        reasons = {entry.metric: entry.reason for entry in found.findings}
+        for metric, (_, reason) in two.items():
+            assert reasons[metric].endswith(reason) and reasons[metric] in found.reason, found.reason
     kept = {"max_latency": 0.005, "max_size": Growth(size_bytes=9), "max_memory": Growth(size_bytes=80e6)}
     found = against(gone(), **asked, **kept)
     assert found.verdict is Verdict.WARN and found.reason.endswith("which is no verdict")

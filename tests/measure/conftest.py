@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,22 @@ from optimize.targets.base import Artifact
 AMPLE_S = 3600.0
 
 
+@contextmanager
+def making(folder: Path) -> Iterator[Callable[..., Artifact]]:
+    """Yields a function that writes an artifact with a behaviour into a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        module = importlib.import_module("arithmetic_target")
+        patch.setitem(registry._targets, module.NAME, module.ArithmeticTarget())
+        count = iter(range(100))
+        yield lambda **behaviour: module.artifact(folder / f"{next(count)}.json", **behaviour)
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Artifact]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., Artifact]]:
     """Returns a function that writes an artifact with a behaviour."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    module = importlib.import_module("arithmetic_target")
-    registry._targets[module.NAME] = module.ArithmeticTarget()
-    count = iter(range(100))
-    yield lambda **behaviour: module.artifact(tmp_path / f"{next(count)}.json", **behaviour)
-    registry._targets.pop(module.NAME)
+    with making(tmp_path) as write:
+        yield write
 
 
 @pytest.fixture
