@@ -1,7 +1,10 @@
 """A transaction in single steps: something happens before the n-th call that changes a file system."""
 
 import errno
+import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,3 +108,22 @@ def go(way: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(system, "is_occupied", lambda folder: True)
     elif way == "no links":
         patch.setattr(os, "link", linkless)
+
+
+def serve() -> None:
+    """Do something in a forked child that is killed before a step, for each line of standard input; print its end."""
+    for line in sys.stdin:
+        way, number, act, out, *words = json.loads(line)
+        child = os.fork()
+        if not child:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(system, "PATIENCE_S", 0.0)
+                go(way, patch)
+                with before_step(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                    {"run": run, "fail": fail}[act](Path(out), *words)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -2,8 +2,11 @@
 
 import errno
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from tests.transaction.steps import (
     write,
 )
 
+Killed = Callable[..., bool]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
 
@@ -58,23 +62,35 @@ def steps(
     assert number > 10
 
 
-def killed(number: int, act: Callable[..., None], *words: object) -> bool:
-    """Do something in a process that is killed before a step; return whether it got that far."""
-    child = os.fork()
-    if not child:
-        with before_step(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-            act(*words)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == signal.SIGKILL
+@pytest.fixture(scope="module")
+def dying() -> Iterator[subprocess.Popen[str]]:
+    """A process whose children are killed before a step: without torch, it forks in a moment."""
+    command = [sys.executable, "-m", "tests.transaction.steps"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def killed(way: str, dying: subprocess.Popen[str]) -> Killed:
+    """Returns a function that does something in a process that is killed before a step: whether it got that far."""
+
+    def end(number: int, *words: object) -> bool:
+        dying.stdin.write(json.dumps([way, number, *map(str, words)]) + "\n")
+        dying.stdin.flush()
+        return int(dying.stdout.readline()) == signal.SIGKILL
+
+    return end
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_killed_at_any_step(way: str, old: bool, tmp_path: Path) -> None:
+def test_killed_at_any_step(way: str, old: bool, tmp_path: Path, killed: Killed) -> None:
     for number in itertools.count():
         out = tmp_path / str(number) / "made" / "for" / "it" / "out"
         if old:
             prepare(out)
-        was_killed = killed(number, run, out, "2")
+        was_killed = killed(number, "run", out, "2")
         if way in ("exchange", "no links") or not old:  # the other ways need the next run to put the old result back
             assert found(out) in ("1" if old else "", "2")
             there = out.exists()
@@ -92,13 +108,13 @@ def test_killed_at_any_step(way: str, old: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["two renames", "in place"], indirect=True)
-def test_killed_again_at_any_step_of_tidying_up(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_again_at_any_step_of_tidying_up(way: str, tmp_path: Path, killed: Killed) -> None:
     """The first is killed where only the next run can put the old result back, and so is that one."""
-    torn = next(number for number in itertools.count() if tear(tmp_path / f"torn{number}" / "out", number))
+    torn = next(number for number in itertools.count() if tear(tmp_path / f"torn{number}" / "out", number, killed))
     for number in itertools.count():
         out = tmp_path / str(number) / "out"
-        assert tear(out, torn)
-        was_killed = killed(number, fail, out)
+        assert tear(out, torn, killed)
+        was_killed = killed(number, "fail", out)
         fail(out)
         assert found(out) == "1" and not hidden(out)
         check_belongings(out)
@@ -107,10 +123,10 @@ def test_killed_again_at_any_step_of_tidying_up(way: str, tmp_path: Path, monkey
     assert number > 5
 
 
-def tear(out: Path, number: int) -> bool:
+def tear(out: Path, number: int, killed: Killed) -> bool:
     """Kill a run into the folder of an old result before a step; return whether neither result is whole."""
     prepare(out)
-    killed(number, run, out, "2")
+    killed(number, "run", out, "2")
     return not out.exists() or len({(out / name).read_text() for name in RESULTS}) > 1
 
 
