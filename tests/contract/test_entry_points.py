@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 Ended = subprocess.CompletedProcess
 _TYPIST = """
 import contextlib, io, json, sys
+import pytest
 from optimize.cli import keeper, main
+from tests.preloaded import fork_children
+fork_children(pytest.MonkeyPatch())
 ended, keeper.can_confine = [], lambda: False  # it goes on after a command
 for words in json.loads(sys.argv[1]):
     sys.argv, code = ["optimize", *words], 0
@@ -115,6 +118,10 @@ class Closed(Toy):
 """
 
 
+#: Those of them that a run meets, whose methods fail.
+FAILING = ("bad-export", "forgetful", "bad-load", "bad-run")
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed package of CONTRIBUTING's pass and target, and one that cannot be imported."""
@@ -140,95 +147,98 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def type_all(outside: Path, cwd: Path, *lines: tuple[object, ...]) -> list[Ended]:
-    """Type commands one after another, in one process where the package is installed: torch is imported once."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(outside), str(ROOT)])}
-    script = [sys.executable, "-c", _TYPIST, json.dumps([[str(word) for word in words] for words in lines])]
-    done = subprocess.run(script, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [Ended(words, *found) for words, found in zip(lines, json.loads(done.stdout), strict=True)]
-
-
-def test_they_are_listed_and_run_as_those_of_this_package(outside: Path, tmp_path: Path) -> None:
-    model = "neighbour.drop_identity_scale:Net"
-    asked = ("--input-shape", "5", "--pass", "DropIdentityScale", "--to", "linear", "--out", "out", "-q")
-    again = ("--recipe", "out/recipe.yaml", "--out", "again", "-q")
-    passes, targets, done, replayed, broken = type_all(
-        outside, tmp_path, ("passes",), ("targets",), (model, *asked), (model, *again), (model, "--to", "broken")
+@pytest.fixture(scope="module")
+def typed_all(outside: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ended]]:
+    """The folder where commands were typed one after another, in one process where the package is installed."""
+    folder, model, plain = (
+        tmp_path_factory.mktemp("typed"),
+        "neighbour.drop_identity_scale:Net",
+        "neighbour.linear_net:Plain",
     )
+    for name in ("closed", "bad-open"):
+        (folder / f"net.{name}").write_bytes(b"PK")
+    asked, file = ("--input-shape", 5, "--no-layer-timing", "-q"), "out/Net.float32.linear"
+    lines: dict[str, tuple[object, ...]] = {
+        "passes": ("passes",),
+        "targets": ("targets",),
+        "run": (model, *asked, "--pass", "DropIdentityScale", "--to", "linear", "--out", "out"),
+        "again": (model, "--recipe", "out/recipe.yaml", "--out", "again", "-q"),
+        "broken": (model, "--to", "broken"),
+        "bench": ("bench", file, "--runs", 6, "--restarts", 1, "--out", "bench", "-q"),
+        "check": ("check", file, file, "--max-regression", "500%", "--max-seconds", 5, "-q"),
+        "int8": (plain, *asked, "--int8=dynamic", "--to", "toy,onnx", "--out", "int8"),
+        "failing": (plain, *asked, "--to", ",".join((*FAILING, "onnx")), "--out", "failing"),
+        "closed": ("check", "net.closed", "net.closed", "-q"),
+        "bad": ("check", "net.bad-open", "net.bad-open", "-q"),
+        "missing": ("check", "none.bad-open", "none.bad-open", "-q"),
+    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(outside), str(ROOT)])}
+    words = json.dumps([[str(word) for word in line] for line in lines.values()])
+    script = [sys.executable, "-c", _TYPIST, words]
+    done = subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ended = zip(lines.items(), json.loads(done.stdout), strict=True)
+    return folder, {name: Ended(line, *found) for (name, line), found in ended}
+
+
+def test_they_are_listed_and_run_as_those_of_this_package(typed_all: tuple[Path, dict[str, Ended]]) -> None:
+    folder, ended = typed_all
+    passes, targets = ended["passes"], ended["targets"]
     assert "DropIdentityScale" in passes.stdout and "Of neighbour 1.0." in passes.stdout
     # One that cannot be imported stops nothing, and is named with the reason below both lists.
     reason = "'broken' of neighbour cannot be imported: ModuleNotFoundError: No module named 'neighbour.nowhere'."
     assert passes.stdout.splitlines()[-1] == targets.stdout.splitlines()[-1] == reason
     assert "One linear layer, in NumPy" in targets.stdout
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    assert replayed.returncode == 0, replayed.stderr
-    recipe = (tmp_path / "out/recipe.yaml").read_text()
+    assert ended["run"].returncode == 0, ended["run"].stderr
+    report = json.loads((folder / "out/report.json").read_text())
+    assert ended["again"].returncode == 0, ended["again"].stderr
+    recipe = (folder / "out/recipe.yaml").read_text()
     assert "# DropIdentityScale is of neighbour 1.0.\npasses:\n- DropIdentityScale\n" in recipe
-    (first, second) = ((tmp_path / name / "Net.float32.linear").read_bytes() for name in ("out", "again"))
+    (first, second) = ((folder / name / "Net.float32.linear").read_bytes() for name in ("out", "again"))
     assert first == second
     (step,), (row,) = report["trace"], report["rows"]
     assert step["origin"] == "neighbour 1.0"
     assert step["rewrites"] == [{"where": "mul", "what": "multiplication by one removed"}]
     assert row["status"] == "measured" and row["agreement"]["sqnr_db"] > 100
     # ... and where it misses.
+    broken = ended["broken"]
     assert broken.returncode == 2
     assert "There is no target 'broken'." in broken.stderr
     assert "'broken' of neighbour cannot be imported: ModuleNotFoundError" in " ".join(broken.stderr.split())
-    bench = ("bench", row["path"], "--seconds", 1, "--restarts", 1, "--out", "bench", "-q")
-    check = ("check", row["path"], row["path"], "--max-regression", "500%", "--max-seconds", 5, "-q")
-    timed, judged = type_all(outside, tmp_path, bench, check)
-    assert timed.returncode == 0, timed.stderr
-    assert judged.returncode in (0, 3), judged.stderr  # 3 where a busy machine leaves the speed open
+    assert Path(row["path"]).name == "Net.float32.linear"
+    assert ended["bench"].returncode == 0, ended["bench"].stderr
+    # 3 where a busy machine leaves the speed open
+    assert ended["check"].returncode in (0, 3), ended["check"].stderr
 
 
-def test_a_precision_that_support_does_not_name_is_a_failed_row(outside: Path, tmp_path: Path) -> None:
-    words = (
-        "neighbour.linear_net:Plain",
-        "--input-shape",
-        5,
-        "--int8=dynamic",
-        "--to",
-        "toy,onnx",
-        "--out",
-        "out",
-        "-q",
-    )
-    (done,) = type_all(outside, tmp_path, words)
-    rows = _rows(tmp_path / "out")
-    assert done.returncode == 1, done.stderr
+def test_a_precision_that_support_does_not_name_is_a_failed_row(typed_all: tuple[Path, dict[str, Ended]]) -> None:
+    folder, ended = typed_all
+    rows = _rows(folder / "int8")
+    assert ended["int8"].returncode == 1, ended["int8"].stderr
     row = rows["toy", "int8-dynamic"]
     assert row["status"] == "failed"
     assert row["reason"].startswith("toy files are written in float32; this one is int8-dynamic. ")
     others = ("toy", "float32"), ("onnx", "float32"), ("onnx", "int8-dynamic")
     assert all(rows[key]["status"] == "measured" for key in others)
-    assert not (tmp_path / "out/Plain.int8-dynamic.toy").exists()
+    assert not (folder / "int8/Plain.int8-dynamic.toy").exists()
 
 
-def test_an_error_in_a_target_is_its_own_row_with_its_package_and_line(outside: Path, tmp_path: Path) -> None:
-    names = ("bad-export", "forgetful", "bad-load", "bad-run")
-    words = ("neighbour.linear_net:Plain", "--input-shape", 5, "--to", ",".join((*names, "onnx")), "--out", "out", "-q")
-    (tmp_path / "net.closed").write_bytes(b"PK")
-    (tmp_path / "net.bad-open").write_bytes(b"PK")
-    done, *judged = type_all(
-        outside,
-        tmp_path,
-        words,
-        *(("check", f"net.{name}", f"net.{name}", "-q") for name in ("closed", "bad-open")),
-        ("check", "none.bad-open", "none.bad-open", "-q"),
-    )
-    assert done.returncode == 1, done.stderr
-    rows = _rows(tmp_path / "out")
-    assert rows["onnx", "float32"]["status"] == "measured" and (tmp_path / "out/Plain.float32.onnx").is_file()
-    for name in names:
+def test_an_error_in_a_target_is_its_own_row_with_its_package_and_line(
+    typed_all: tuple[Path, dict[str, Ended]],
+) -> None:
+    folder, ended = typed_all
+    assert ended["failing"].returncode == 1, ended["failing"].stderr
+    rows = _rows(folder / "failing")
+    assert rows["onnx", "float32"]["status"] == "measured" and (folder / "failing/Plain.float32.onnx").is_file()
+    for name in FAILING:
         row, owner = rows[name, "float32"], f"The target {name} of the package 'neighbour' failed"
         assert row["status"] == "failed" and owner in row["reason"], row
         if name != "forgetful":
             assert " in neighbour.toys, line " in row["reason"] and "has no attribute 'nothing'" in row["reason"]
     assert "export returned a NoneType, not an Artifact" in rows["forgetful", "float32"]["reason"]
-    assert all(ended.returncode == 4 for ended in judged)
-    closed, bad, missing = (" ".join(ended.stdout.split()) for ended in judged)
+    judged = [ended[name] for name in ("closed", "bad", "missing")]
+    assert all(each.returncode == 4 for each in judged)
+    closed, bad, missing = (" ".join(each.stdout.split()) for each in judged)
     assert "The target closed of the package 'neighbour' cannot open 'net.closed'" in closed
     assert "has no method `open`" in closed
     assert "The target bad-open of the package 'neighbour' failed in neighbour.toys, line" in bad
