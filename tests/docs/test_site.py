@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 
 from optimize import registry
 from optimize.cli import COMMANDS
@@ -23,13 +24,26 @@ _FETCHED = re.compile(
     r"|<link\b(?![^>]*\brel=\"(?:canonical|index|search|next|prev)\")[^>]*\bhref=\"([^\"]+)\""
     r"|@import\s+[\"']([^\"']+)|url\(\s*[\"']?([^)\"']+)"
 )
+#: The extensions without the one that executes notebooks.
+UNEXECUTED = "extensions=myst_nb,sphinx.ext.autodoc,sphinx.ext.napoleon,generated"
 NOTEBOOKS = sorted((PAGES / "notebooks").glob("*.ipynb"))
 Notebook = dict[str, Any]
 
 
-def build(out: Path) -> Path:
+def build(out: Path, *options: str) -> Path:
     """Returns the folder of the built site; beside it the build leaves the notebooks as they were executed."""
-    words = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(out / "doctrees"), str(PAGES), str(out / "html")]
+    words = [
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        "-d",
+        str(out / "doctrees"),
+        *options,
+        str(PAGES),
+        str(out / "html"),
+    ]
     before = sorted(PAGES.rglob("*"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(out / "home")}
     (out / "home").mkdir()
@@ -45,13 +59,20 @@ def shown(site: Path, page: str) -> str:
 
 
 def test_the_site(tmp_path: Path) -> None:
-    """Builds it once: several tests would do so once in each process that shares them."""
-    site = build(tmp_path)
+    """Builds it once: several tests would do so once in each process that shares them. No notebook is executed."""
+    site = build(tmp_path, "-D", UNEXECUTED)
     every_page_is_there(site)
     nothing_is_fetched_from_elsewhere(site)
     the_reference_has_every_option(site)
     the_reference_has_every_pass_and_target(site)
     the_reference_has_every_key(site)
+
+
+@pytest.mark.slow
+def test_the_notebooks_of_the_site(tmp_path: Path) -> None:
+    """Builds it as it is published. The pages that do the same as the notebooks are executed with every change."""
+    site = build(tmp_path)
+    nothing_is_fetched_from_elsewhere(site)
     the_notebooks_ran(site)
     the_cnn_is_as_good_as_its_notebook_says(site)
     the_lstm_takes_every_length(site)
