@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import optimize
-from tests.test_cli import Typed, command
+from tests.test_cli import Typed
 
 QUICK = ("--restarts", 2, "--runs", 12, "--quiet")
 
@@ -95,10 +95,10 @@ def test_advice_how_to_serve_sweeps_threads_callers_and_batches(folder: Path, tm
     assert "net.onnx, 1 thread, batch 1, 2 streams and 1 other scenario – not run: 2 callers" in done.stdout
 
 
-def test_a_crash_at_run_50_ends_in_1_and_the_other_finishes(tmp_path: Path) -> None:
+def test_a_crash_at_run_50_ends_in_1_and_the_other_finishes(tmp_path: Path, typed: Typed) -> None:
     sources = ("tests.test_bench:Doubling", "tests.test_bench:DyingAtRun50")
     words = ("--input-shape", "8", "--runs", 100, "--restarts", 1, "--quiet", "--out", tmp_path)
-    done = command("bench", *sources, *words)
+    done = typed("bench", *sources, *words)
     assert done.returncode == 1, done.stderr
     good, dead = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert good["status"] == "measured" and good["scenarios"][0]["runs"] >= 100

@@ -132,13 +132,13 @@ def test_samples_that_there_was_no_time_for_are_told(
     monkeypatch.setattr(cases, "JUDGED_SHARE", 1e3)  # however busy the machine is
     measured(1.0)
     models(base={}, candidate={})
-    whole = check(tmp_path, data=str(tmp_path / "x.npy"))
+    whole = check(tmp_path, data=str(tmp_path / "x.npy"), batch=32)
     assert whole.verdict is Verdict.PASS and (whole.samples, whole.given) == (256, 300)
     assert "Outputs were compared on 256 of 300 samples." in whole.warnings
     monkeypatch.setattr(cases, "JUDGED_SHARE", -1.0)
-    found = check(tmp_path, data=str(tmp_path / "x.npy"))
-    assert found.verdict is verdict and (found.samples, found.given) == (1, 300)
-    assert "Outputs were compared on 1 of 300 samples: the time for more was over." in found.warnings
+    found = check(tmp_path, data=str(tmp_path / "x.npy"), batch=32)
+    assert found.verdict is verdict and (found.samples, found.given) == (32, 300)
+    assert "Outputs were compared on 32 of 300 samples: the time for more was over." in found.warnings
     assert ("which the candidate took" in found.reason) == (verdict is Verdict.INCONCLUSIVE)
 
 
@@ -217,7 +217,7 @@ def test_no_file_knows_what_it_is_timed_on(data: bool, tmp_path: Path, models: M
     """The noise was the same for everybody, and so was the first batch of data: a file could hold the answers."""
     measured(1.0)
     models(base={}, candidate={})
-    np.save(tmp_path / "x.npy", np.arange(900, dtype=np.float32).reshape(300, 3))
+    np.save(tmp_path / "x.npy", np.arange(120, dtype=np.float32).reshape(40, 3))
     asked: dict[str, Any] = {"data": str(tmp_path / "x.npy"), "batch": 2} if data else {}
     drawn = [check(tmp_path, **asked) for _ in range(4)]
     assert len({found.seed for found in drawn}) == 4 and len({found.input_digest for found in drawn}) > 1
