@@ -1,5 +1,6 @@
 """``--on``: another machine is asked for, behind a real sshd, and what the command says of one that does not do."""
 
+import functools
 import json
 import re
 import shutil
@@ -45,12 +46,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 
 @pytest.fixture
-def ask(board: Board, tmp_path: Path) -> Callable[..., tuple[int, dict[str, object]]]:
+def typed_on(board: Board, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Returns a function that runs a command in this process, which finds the board's ``ssh``."""
+    monkeypatch.setenv("PATH", board.path)
+    return functools.partial(typed, cwd=tmp_path)
+
+
+@pytest.fixture
+def ask(board: Board, tmp_path: Path, typed_on: Typed) -> Callable[..., tuple[int, dict[str, object]]]:
     """Returns a function that checks two files here or there, and returns the exit code and the record."""
 
     def check(*words: object, there: bool) -> tuple[int, dict[str, object]]:
         where = ("--on", board.url(), "--trust") if there else ()
-        done = command("check", *words, *where, "--json", tmp_path / "c.json", cwd=tmp_path, PATH=board.path)
+        done = typed_on("check", *words, *where, "--json", tmp_path / "c.json")
         assert (tmp_path / "c.json").exists(), done.stderr
         return done.returncode, json.loads((tmp_path / "c.json").read_text())
 
@@ -101,14 +109,16 @@ def test_a_benchmark_there(files: tuple[Path, Path, Path], tmp_path: Path, board
     assert "of another machine" in done.stdout
 
 
-def test_a_runtime_that_is_not_there(files: tuple[Path, Path, Path], tmp_path: Path, board: Board) -> None:
+def test_a_runtime_that_is_not_there(
+    files: tuple[Path, Path, Path], tmp_path: Path, board: Board, typed_on: Typed
+) -> None:
     url = board.url(sshd.having(board, tmp_path, "numpy"))
     told = f"on {url}: ONNX Runtime is not installed (pip install onnxruntime)"
     where = ("--on", url, "--trust", "--json", tmp_path / "told.json")
-    done = command("check", *files[:2], *where, cwd=tmp_path, PATH=board.path)
+    done = typed_on("check", *files[:2], *where)
     (case,) = json.loads((tmp_path / "told.json").read_text())["cases"]
     assert (done.returncode, case["reason"]) == (4, f"'base.onnx' cannot run {told}"), done.stderr
-    done = command("bench", *files[:2], *where, cwd=tmp_path, PATH=board.path)
+    done = typed_on("bench", *files[:2], *where)
     (row, _) = json.loads((tmp_path / "told.json").read_text())["rows"]
     assert (done.returncode, row["status"], row["reason"]) == (4, "not_run", f"not run: {told}"), done.stderr
 
@@ -123,10 +133,10 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "net.pt"
 
 
-def test_a_run_measures_on_a_machine_without_torch(net: Path, tmp_path: Path, board: Board) -> None:
+def test_a_run_measures_on_a_machine_without_torch(net: Path, tmp_path: Path, board: Board, typed_on: Typed) -> None:
     url = board.url(sshd.having(board, tmp_path / "packages", "numpy", "onnxruntime", "flatbuffers"))
     words = ("--int8", "--calib", net.parent / "data.npz", "--to", "onnx,openvino", "--out", tmp_path / "out")
-    done = command("run", net, *words, "--on", url, "--trust", PATH=board.path)
+    done = typed_on("run", net, *words, "--on", url, "--trust")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     rows = {f"{row['target']} {row['precision']}": row for row in (report["baseline"], *report["rows"])}
     assert [row["status"] for row in rows.values()] == ["measured"] * 3 + ["not_run"] * 2, done.stderr
@@ -140,22 +150,29 @@ def test_a_run_measures_on_a_machine_without_torch(net: Path, tmp_path: Path, bo
     )
 
 
-def test_a_run_and_a_search_on_a_machine_with_torch(
-    net: Path, tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def given(board: Board, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a run is asked for on a machine with torch."""
     monkeypatch.setenv("PATH", board.path)
-    given: dict[str, Any] = {"targets": "onnx", "trust": True, "on": board.url()}
+    return {"targets": "onnx", "trust": True, "on": board.url()}
+
+
+def test_a_run_on_a_machine_with_torch(net: Path, tmp_path: Path, given: dict[str, Any]) -> None:
     report = optimize.optimize(net, [torch.rand(2, 64)], budget_s=2.0, out=tmp_path / "run", **given)
     assert report["onnx float32"].speedup and report.baseline.latency
+
+
+@pytest.mark.slow
+def test_a_search_on_a_machine_with_torch(net: Path, tmp_path: Path, given: dict[str, Any]) -> None:
     data = [torch.rand(16, 64)]
     found = optimize.find_best(net, [torch.rand(2, 64)], calibrate=data, budget="40s", out=tmp_path / "auto", **given)
     assert found.search is not None and found.rows[0].speedup
 
 
-def test_a_search_needs_torch_there(net: Path, tmp_path: Path, board: Board) -> None:
+def test_a_search_needs_torch_there(net: Path, tmp_path: Path, board: Board, typed_on: Typed) -> None:
     url = board.url(sshd.having(board, tmp_path / "packages", "numpy"))
     words = ("--calib", net.parent / "data.npz", "--to", "onnx", "--out", tmp_path / "out", "--on", url, "--trust")
-    done = command("auto", net, *words, PATH=board.path)
+    done = typed_on("auto", net, *words)
     assert done.returncode == 4 and "torch is not installed (pip install torch)" in done.stderr
     assert not (tmp_path / "out").exists()
 
