@@ -62,9 +62,9 @@ def test_modules_of_the_current_folder_are_found_where_they_are_named_alone(tmp_
     assert done.stdout == "code of here\n" and "'here:net' is of type int and cannot be called" in done.stderr
 
 
-def test_the_line_of_the_design_card_works_as_written(small: Path, tmp_path: Path) -> None:
+def test_the_line_of_the_design_card_works_as_written(small: Path, tmp_path: Path, typed: Typed) -> None:
     """``--fuse --int8 --to tensorrt`` with nothing else but the shape: INT8 calibrates on synthesised inputs."""
-    done = command(small / "net.pt", "--fuse", "--int8", "--to", "tensorrt", "--input-shape", "3,16,16", cwd=tmp_path)
+    done = typed(small / "net.pt", "--fuse", "--int8", "--to", "tensorrt", "--input-shape", "3,16,16", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "optimized" / "report.json").read_text())
     assert report["calibration"]["synthetic"] is True
@@ -261,7 +261,7 @@ except KeyboardInterrupt:
     assert found.stdout.split("\n")[:2] == ["went on", "interrupted"] and not found.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_an_interrupt_leaves_nothing(name: str, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ("--fuse", "--to", "onnx", "--input-shape", "3,16,16", "--out", out)

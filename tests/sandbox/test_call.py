@@ -95,9 +95,9 @@ def test_bad_ends_are_refusals(tmp_path: Path, task: str, match: str) -> None:
 
 def test_time_ends_on_both_clocks(tmp_path: Path) -> None:
     pids: list[int] = []
-    with pytest.raises(Refused, match="still not open after 6 s"):
+    with pytest.raises(Refused, match="still not open after 3 s"):
         ask(
-            "spin", tmp_path, ChildLimits(2 << 30, 6.0, 120.0, 1), progress=lambda phase, share: pids.append(int(share))
+            "spin", tmp_path, ChildLimits(2 << 30, 3.0, 120.0, 1), progress=lambda phase, share: pids.append(int(share))
         )
     assert not _is_alive(pids[0])
     with pytest.raises(Refused, match="still not open"):
