@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import pytest
 
-from optimize import sandbox
+from optimize import sandbox, workers
 from optimize.measure import fleet
 from optimize.sandbox import process
 from optimize.sandbox.process import module_path
@@ -142,6 +142,11 @@ def fork_children(patch: pytest.MonkeyPatch) -> None:
     def is_of_torch(session: fleet.Session, interpreter: Path | None, emulated: str) -> bool:
         return session.artifact.target in _TARGETS and session.threads == 1 and interpreter is None and not emulated
 
+    def start_worker(module: str, *, variables: Mapping[str, str], **fields: Any) -> Any:
+        begin = nursery().start if {*variables.values()} == {"1"} else process.start
+        return begin(module, variables=variables, **fields)
+
+    patch.setattr(workers, "start", start_worker)
     patch.setattr(importlib.import_module("optimize.sandbox.call"), "start", start)
     patch.setattr(fleet, "start", start)
     patch.setattr(fleet.Session, "_begin", in_turn(fleet.Session._begin, is_of_torch))
