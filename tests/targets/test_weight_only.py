@@ -1,9 +1,11 @@
 """Weights alone in integers on ONNX Runtime, OpenVINO and TorchScript: a file's answers, its size, what it says."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,48 +33,81 @@ IN_FLOAT = "OpenVINO executes it in f32"
 FRESH = """
 import json, sys
 import numpy as np
-path, target, x, y = json.load(sys.stdin)
-if target == "onnx":
-    import onnxruntime
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    got = session.run(None, {session.get_inputs()[0].name: np.load(x)})[0]
-elif target == "openvino":
-    import openvino
-    got = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([np.load(x)])[0]
-else:
-    import torch
-    torch.set_num_threads(1)
-    got = torch.jit.load(path)(torch.from_numpy(np.load(x))).numpy()
-np.save(y, got)
+for path, target, x, y in json.load(sys.stdin):
+    if target == "onnx":
+        import onnxruntime
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        got = session.run(None, {session.get_inputs()[0].name: np.load(x)})[0]
+    elif target == "openvino":
+        import openvino
+        got = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([np.load(x)])[0]
+    else:
+        import torch
+        torch.set_num_threads(1)
+        got = torch.jit.load(path)(torch.from_numpy(np.load(x))).numpy()
+    np.save(y, got)
 assert "optimize" not in sys.modules
 """
 
 
-def run_fresh(folder: Path, artifact: Artifact, x: Tensor, **environment: str) -> Tensor:
-    """Runs a file in a process that does not know this package."""
+def run_fresh(folder: Path, artifacts: list[Artifact], x: Tensor, **environment: str) -> list[Tensor]:
+    """Runs files in a process that does not know this package."""
     np.save(folder / "x.npy", x.numpy())
-    work = [str(artifact.path), artifact.target, str(folder / "x.npy"), str(folder / "y.npy")]
+    answers = [folder / f"{number}.npy" for number in range(len(artifacts))]
+    work = [
+        (str(artifact.path), artifact.target, str(folder / "x.npy"), str(answer))
+        for artifact, answer in zip(artifacts, answers, strict=True)
+    ]
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", FRESH],
         input=json.dumps(work), text=True, cwd=folder, env={**variables, **environment}, check=True,
     )  # fmt: skip
-    return torch.from_numpy(np.load(folder / "y.npy"))
+    return [torch.from_numpy(np.load(answer)) for answer in answers]
 
 
-def exported(program: Program, target: str, folder: Path) -> Artifact:
-    return optimize.export(program, target, folder / f"net.{'xml' if target == 'openvino' else target}")
+def exported(program: Program, target: str, folder: Path, name: str = "net") -> Artifact:
+    return optimize.export(program, target, folder / f"{name}.{'xml' if target == 'openvino' else target}")
+
+
+#: The language model is written in each of these on each target, and one process a target runs all its files.
+OPTIONS = [{"bits": 8}, {"bits": 6}, {"bits": 4}, {"bits": 4, "group": 128}, {"bits": 3}, {"bits": 2}]
+TOKENS = torch.randint(0, 300, (5, 7), generator=torch.Generator().manual_seed(0))
+
+
+@functools.cache
+def language_of(bits: int, group: int | None = None, *, tied: bool = False) -> Program:
+    """Return the language model rounded, once for all targets."""
+    return rounded(whole(tied), bits=bits, group=group)[0]
+
+
+@functools.cache
+def whole(tied: bool) -> Program:
+    return language(tied=tied)
+
+
+@pytest.fixture(scope="module")
+def languages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[Artifact, Tensor]]]:
+    """Returns a function of a target: the file of each of ``OPTIONS``, with its answers in a fresh process."""
+
+    @functools.cache
+    def of(target: str) -> list[tuple[Artifact, Tensor]]:
+        folder = tmp_path_factory.mktemp(target)
+        artifacts = [
+            exported(language_of(**options), target, folder, f"net{number}") for number, options in enumerate(OPTIONS)
+        ]
+        return list(zip(artifacts, run_fresh(folder, artifacts, TOKENS), strict=True))
+
+    return of
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    "options", [{"bits": 8}, {"bits": 6}, {"bits": 4}, {"bits": 4, "group": 128}, {"bits": 3}, {"bits": 2}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_language_model_answers_as_its_program_in_a_fresh_process(
-    target: str, options: dict[str, Any], tmp_path: Path
+    target: str, options: dict[str, Any], languages: Callable[[str], list[tuple[Artifact, Tensor]]]
 ) -> None:
-    program, _ = rounded(language(), **options)
-    artifact, blocks = exported(program, target, tmp_path), options.get("group", 32)
+    program, blocks = language_of(**options), options.get("group", 32)
+    artifact, fresh = languages(target)[OPTIONS.index(options)]
     assert artifact.precision == f"int{options['bits']}-weights"
     assert artifact.coverage is not None
     padded = {layer.name for layer in artifact.coverage.left_float if layer.reason == IN_FLOAT}
@@ -80,10 +115,10 @@ def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     paths = [name.removesuffix("_1") for name in artifact.coverage.quantized if name not in padded]
     named = ["embed", "encoder.self_attn", "encoder.self_attn", "encoder.linear1", "encoder.linear2", "head"]
     assert paths == [name for name in named if name not in padded]
-    for batch in (1, 5):
-        tokens = torch.randint(0, 300, (batch, 7))
-        assert sqnr_db(program(tokens), artifact.load(threads=1)(tokens)) > LEAST_DB[target]
-    assert sqnr_db(program(tokens), run_fresh(tmp_path, artifact, tokens)) > LEAST_DB[target]
+    runner = artifact.load(threads=1)
+    for tokens in (TOKENS[:1], TOKENS):
+        assert sqnr_db(program(tokens), runner(tokens)) > LEAST_DB[target]
+    assert sqnr_db(program(TOKENS), fresh) > LEAST_DB[target]
 
 
 def test_openvino_names_the_layers_of_attention_that_it_multiplies(tmp_path: Path) -> None:
@@ -126,9 +161,8 @@ def test_an_onnx_file_holds_the_bits_and_the_runtime_its_kernels_integers(bits: 
     ("target", "bits"), [("onnx", 4), ("torchscript", 4), ("torchscript", 8), ("openvino", 4), ("openvino", 8)]
 )
 def test_a_shared_weight_is_stored_once(target: str, bits: int, tmp_path: Path) -> None:
-    shared, _ = rounded(language(tied=True), bits=bits)
-    apart, _ = rounded(language(), bits=bits)
-    larger, artifact = exported(apart, target, tmp_path), exported(shared, target, tmp_path)
+    shared = language_of(bits, tied=True)
+    larger, artifact = exported(language_of(bits), target, tmp_path, "apart"), exported(shared, target, tmp_path)
     assert larger.size_bytes - artifact.size_bytes >= 300 * 96 * bits // 8 - 100
     tokens = torch.randint(0, 300, (3, 7))
     assert sqnr_db(shared(tokens), artifact.load(threads=1)(tokens)) > LEAST_DB[target]
@@ -181,17 +215,20 @@ def test_embeddings_are_exact(target: str, options: dict[str, int], tmp_path: Pa
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_torchscript_file_runs_on_another_instruction_set(bits: int, capability: str, tmp_path: Path) -> None:
+def test_a_torchscript_file_runs_on_another_instruction_set(capability: str, tmp_path: Path) -> None:
     """The kernel's packed layout is another there: a file that held it would answer garbage."""
-    program, _ = rounded(capture(nn.Linear(96, 80), draw(2, 96)), bits=bits)
+    linear = capture(nn.Linear(96, 80), draw(2, 96))
+    programs = [rounded(linear, bits=bits)[0] for bits in (8, 4)]
+    files = [exported(program, "torchscript", tmp_path, f"net{number}") for number, program in enumerate(programs)]
     x = draw(5, 96, seed=1)
-    got = run_fresh(tmp_path, exported(program, "torchscript", tmp_path), x, ATEN_CPU_CAPABILITY=capability)
-    assert sqnr_db(program(x), got) > LEAST_DB["torchscript"]
+    answers = run_fresh(tmp_path, files, x, ATEN_CPU_CAPABILITY=capability)
+    assert all(
+        sqnr_db(program(x), got) > LEAST_DB["torchscript"] for program, got in zip(programs, answers, strict=True)
+    )
 
 
 def test_onnx_multiplies_integers_and_keeps_no_float_table(tmp_path: Path) -> None:
-    artifact = exported(rounded(language(tied=True), bits=4)[0], "onnx", tmp_path)
+    artifact = exported(language_of(4, tied=True), "onnx", tmp_path)
     assert artifact.coverage is not None
     assert artifact.coverage.kernels["MatMulNBits"] == 5 and artifact.coverage.kernels["GatherBlockQuantized"] == 1
     stored = onnx.load(artifact.path).graph.initializer
@@ -229,7 +266,7 @@ def test_torch_makes_floats_of_wide_blocks_when_it_opens_the_file(tmp_path: Path
     program, _ = rounded(capture(nn.Linear(250, 64), draw(2, 250)), bits=8, group=64)
     artifact, x = exported(program, "torchscript", tmp_path), draw(3, 250, seed=1)
     assert artifact.size_bytes < 0.45 * 4 * 64 * 250
-    assert sqnr_db(program(x), run_fresh(tmp_path, artifact, x)) > 100
+    assert sqnr_db(program(x), run_fresh(tmp_path, [artifact], x)[0]) > 100
 
 
 @pytest.mark.parametrize("target", ["eager", "tensorrt"])
