@@ -1,6 +1,7 @@
 """Lengths left free by name: encoders and recurrent layers, through capture, passes, every target, and the command."""
 
 import contextlib
+import functools
 import json
 import subprocess
 from collections.abc import Callable
@@ -53,10 +54,10 @@ class Encoder(nn.Module):
 
 
 class Shallow(Encoder):
-    """The same of one layer, for what commands say and write."""
+    """The same without a layer, for what commands say and write."""
 
     def __init__(self) -> None:
-        super().__init__(depth=1)
+        super().__init__(depth=0)
 
 
 class Recurrent(nn.Module):
@@ -96,9 +97,16 @@ def draw_text(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 100, (batch, length), generator=generator), mask
 
 
-def capture_encoder() -> tuple[Encoder, optimize.Program]:
+@functools.cache
+def _encoder() -> tuple[Encoder, optimize.Program]:
     net = Encoder().eval()
     return net, optimize.capture(net, draw_text(2, 16), dynamic=SEQUENCE)
+
+
+def capture_encoder() -> tuple[Encoder, optimize.Program]:
+    """Return an encoder and a copy of it captured, once for all tests."""
+    net, program = _encoder()
+    return net, program.clone()
 
 
 def test_an_encoder_keeps_its_length_free_up_to_its_positions() -> None:
@@ -216,8 +224,8 @@ def test_an_input_that_goes_along_with_a_free_length_is_named_where_it_is_forgot
 
 def test_a_range_beyond_what_the_model_takes_is_refused() -> None:
     with pytest.raises(Refused, match=r"'sequence' is asked for 4\.\.100; the model takes 1\.\.64"):
-        optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic="sequence:4..100")
-    program = optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic="sequence:4..40")
+        optimize.capture(Shallow().eval(), draw_text(2, 16), dynamic="sequence:4..100")
+    program = optimize.capture(Shallow().eval(), draw_text(2, 16), dynamic="sequence:4..40")
     assert (program.free["sequence"].least, program.free["sequence"].most) == (4, 40)
 
 
@@ -274,7 +282,7 @@ def test_multiples_alone_are_tried_where_the_model_takes_no_others() -> None:
 
 
 def test_int8_keeps_lengths_free_and_is_judged_at_others(tmp_path: Path) -> None:
-    net = Encoder().eval()
+    net = Encoder(depth=1).eval()
     batches = [draw_text(8, length) for length in (31, 16, 23)]
     report = optimize.optimize(
         net, draw_text(2, 16), passes=[optimize.QuantizeStatic(calibration=batches)], targets="onnx", dynamic=SEQUENCE,
@@ -367,7 +375,7 @@ def test_what_an_export_would_fix_is_refused(tmp_path: Path) -> None:
 
 def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
-    ids, mask = capture_model(Encoder().eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    ids, mask = capture_model(Encoder(depth=1).eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
 
 
@@ -381,12 +389,12 @@ class Chosen(Encoder):
 
 def test_a_mask_of_truths_lets_everything_through_and_tokens_are_none() -> None:
     zeros = torch.zeros(2, 16, dtype=torch.long)
-    ids, mask = capture_model(Chosen().eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
+    ids, mask = capture_model(Chosen(depth=1).eval(), lambda _: (zeros, zeros), Capturing(dynamic=SEQUENCE)).inputs
     assert len(ids.unique()) > 5 and bool((mask == 1).all())
 
 
 def test_outputs_are_chosen_by_name(tmp_path: Path, typed: Typed) -> None:
-    net = Encoder().eval()
+    net = Shallow().eval()
     program = optimize.capture(net, draw_text(2, 16), dynamic=SEQUENCE, outputs=("embedding",))
     assert program.output_names == ("embedding",)
     given = draw_text(3, 9)
@@ -401,4 +409,4 @@ def test_outputs_are_chosen_by_name(tmp_path: Path, typed: Typed) -> None:
 
 def test_names_must_be_of_this_model() -> None:
     with pytest.raises(UsageError, match="no input 'ids'"):
-        optimize.capture(Encoder().eval(), draw_text(2, 16), dynamic={"ids": {1: "sequence"}})
+        optimize.capture(Shallow().eval(), draw_text(2, 16), dynamic={"ids": {1: "sequence"}})
