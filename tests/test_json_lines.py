@@ -27,7 +27,7 @@ from optimize.progress import silent
 from optimize.recipe import parse
 from optimize.report.model import Report
 from optimize.sandbox import ChildLimits
-from tests.test_cli import command
+from tests.test_cli import Typed, command
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(30)), "[PAD]"]
 PAD = WORDS.index("[PAD]")
@@ -238,7 +238,7 @@ TRUNCATION = {"max_length": 4, "stride": 4, "strategy": "LongestFirst", "directi
 def test_what_a_tokenizer_does_is_its_own_process(
     tmp_path: Path, parts: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, ChildLimits(1 << 30, 60.0, 120.0, 1 << 20))
+    limit(monkeypatch, ChildLimits(1 << 29, 60.0, 120.0, 1 << 20))
     name = changed(tokenizer(tmp_path), **parts)
     with pytest.raises(Refused, match=match):
         opened(lines(tmp_path, {"text": "w1 w2 w3 w4 w5 w6"}), specs(None), name)
@@ -296,12 +296,12 @@ def test_a_tokenizer_is_looked_for_beside_the_configuration(tmp_path: Path) -> N
     assert limits.located(case, tmp_path).preprocess == {"tokenizer": str(tmp_path / "tokenizer.json")}
 
 
-def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
+def test_the_line_from_texts_to_a_file(tmp_path: Path, typed: Typed) -> None:
     tokenizer(tmp_path)
-    (tmp_path / "nets.py").write_text(NET)
+    (tmp_path / "net_of_texts.py").write_text(NET)
     lines(tmp_path, *({**entry, "label": entry["label"] % 2} for entry in texts(60)))
-    words = ("nets:Net", "--input-shape", "8:int64;8:int64", "--calib", "texts.jsonl", "--eval", "texts.jsonl")
-    done = command(*words, "--tokenizer", "tokenizer.json", "--to", "onnx", "--out", "out", "-q", cwd=tmp_path)
+    words = ("net_of_texts:Net", "--input-shape", "8:int64;8:int64", "--calib", "texts.jsonl", "--eval", "texts.jsonl")
+    done = typed(*words, "--tokenizer", "tokenizer.json", "--to", "onnx", "--out", "out", "-q", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
     (row,) = report.rows
@@ -310,13 +310,13 @@ def test_the_line_from_texts_to_a_file(tmp_path: Path) -> None:
     assert "tokenizer: tokenizer.json" in (tmp_path / "out" / "recipe.yaml").read_text()
 
 
-def test_compare_reads_texts_where_it_runs_the_files(tmp_path: Path) -> None:
+def test_compare_reads_texts_where_it_runs_the_files(tmp_path: Path, typed: Typed) -> None:
     """That process is confined: the tokenizer runs in it too, for it starts no other."""
     model, name, path = tmp_path / "model.onnx", tokenizer(tmp_path), lines(tmp_path, *texts(5))
     write_lookup(model, np.eye(len(WORDS), 4, dtype=np.float32))
     done = command("compare", model, model, "--data", path, "--tokenizer", name)
     assert done.returncode == 0 and "5 samples of" in done.stdout and "equal" in done.stdout, done.stderr
-    done = command("compare", model, model, "--data", path, "--tokenizer", changed(name, model={}))
+    done = typed("compare", model, model, "--data", path, "--tokenizer", changed(name, model={}))
     assert done.returncode == 1 and "is no tokenizer that can be used" in done.stderr, done.stderr
 
 
