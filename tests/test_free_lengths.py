@@ -120,7 +120,7 @@ def test_an_encoder_keeps_its_length_free_up_to_its_positions() -> None:
     assert program.sample(5)[0].shape == (5, 16)
 
 
-@pytest.mark.parametrize("target", ["onnx", "openvino", "torchscript", "pt2"])
+@pytest.mark.parametrize("target", ["onnx", "openvino", "torchscript", pytest.param("pt2", marks=pytest.mark.slow)])
 def test_a_file_of_every_runtime_answers_at_other_lengths_in_its_own_process(target: str, tmp_path: Path) -> None:
     if not (there := find_target(target).available()).run:
         pytest.skip(str(there))
