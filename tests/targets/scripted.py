@@ -57,8 +57,8 @@ def seeded(factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.M
         return factory(*args, **kwargs)
 
 
-def quantized(program: Program, batches: list[Tensor]) -> Program:
-    return QuantizeStatic(calibration=batches).apply(program)[0]
+def quantized(program: Program, batches: list[Tensor], **options: Any) -> Program:
+    return QuantizeStatic(calibration=batches, **options).apply(program)[0]
 
 
 def run_fresh(folder: Path, jobs: dict[Path, list[tuple[Tensor, ...]]]) -> list[list[Any]]:

@@ -17,6 +17,7 @@ import optimize
 from optimize import graph, processor
 from optimize.errors import Refused, TargetUnavailable
 from optimize.graph import aten
+from optimize.measure.openers import Opening
 from optimize.processor import Processor
 from optimize.program import Program
 from optimize.targets.base import Artifact
@@ -24,6 +25,7 @@ from optimize.targets.pt2 import PT2, compiler
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
+from tests.cpus import NEEDS_VNNI
 from tests.nets import sqnr_db
 from tests.targets.scripted import Net, captured, draw, quantized, seeded
 
@@ -66,7 +68,8 @@ def floats() -> Program:
 
 @pytest.fixture(scope="module")
 def integers(floats: Program) -> Program:
-    return quantized(floats, [draw(16, *SHAPE, seed=seed) for seed in (1, 2)])
+    """The same in integers for every processor, which a compiled file is not."""
+    return quantized(floats, [draw(16, *SHAPE, seed=seed) for seed in (1, 2)], cpu="any")
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,14 @@ def test_loops_take_the_threads_of_the_process_that_runs_them(artifact: Artifact
         source = next(name for name in archive.namelist() if name.endswith(".kernel.cpp"))
         code = archive.read(source).decode()
     assert "#pragma omp parallel\n" in code and "num_threads(" not in code
+
+
+@NEEDS_VNNI
+def test_a_compiled_file_is_for_this_processor_whatever_was_asked(artifact: Artifact, tmp_path: Path) -> None:
+    found = Opening(tmp_path, trust=True).open(str(artifact.path)).artifact
+    assert artifact.cpu == found.cpu == processor.host().level
+    assert not any("every x86" in note for note in artifact.notes)
+    assert TARGET.load(found).run([np.ones((1, *SHAPE), np.float32)])[0].shape == (1, 4, 10)
 
 
 def test_the_artifact_says_what_it_is_tied_to(artifact: Artifact) -> None:
@@ -336,31 +347,6 @@ def test_layers_spared_for_their_error_multiply_in_bfloat16_where_the_cpu_is_fas
     assert [node.name for node in placement.weights] == names and not placement.left_float
 
 
-def test_sums_behind_a_float_layer_are_added_in_place(tmp_path: Path) -> None:
-    if not TARGET.available().export:
-        pytest.skip("there is no C++ compiler: apt install g++")
-
-    def blocks(net: Any, x: Tensor) -> Tensor:
-        x = x + net.floats(x)
-        for layer in (net.first, net.second):
-            x = x + layer(nn.functional.layer_norm(x, (64,)))
-        return x.sin()
-
-    layers = {name: seeded(nn.Linear, 64, 64) for name in ("floats", "first", "second")}
-    program = quantized(captured(blocks, (40, 64), **layers), [draw(8, 40, 64)])
-    assert program.quantization is not None
-    floats = next(iter(graph.calls(program.graph, aten.linear.default))).name
-    plan = program.quantization.without({floats: "it errs most"})
-    artifact = TARGET.export(dataclasses.replace(program, quantization=plan), tmp_path / "net.pt2")
-    with zipfile.ZipFile(artifact.path) as archive:
-        text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp"))
-    calls = [line for line in text.splitlines() if "CHECK(aoti_torch_cpu__qlinear_pointwise_binary" in line]
-    assert len(calls) == 2 and all('"sum"' in line for line in calls)
-    runner = artifact.load(threads=1)
-    for x in (draw(1, 40, 64, seed=1), draw(3, 40, 64, seed=2)):
-        assert sqnr_db(program(x), runner(x)) > 25
-
-
 def test_int8_mixed_with_bfloat16_is_refused(tmp_path: Path) -> None:
     x = torch.randn(4, 32, 8)
     program = optimize.capture(Tokens().eval(), (x,))
@@ -396,12 +382,16 @@ def _small_maps(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return x.relu(), net.pixel(x.mean((2, 3), keepdim=True)).sin()
 
 
+def _small_layers() -> dict[str, nn.Module]:
+    stem, twice = _convolution(1, 8, 3, padding=1), _convolution(8, 8, 3, padding=1, groups=2)
+    return {"stem": stem, "twice": twice, "pixel": _convolution(8, 8, 3, padding=2)}
+
+
 @pytest.fixture
 def small_maps() -> nn.Module:
     if not TARGET.available().export:
         pytest.skip("there is no C++ compiler: apt install g++")
-    stem, twice = _convolution(1, 8, 3, padding=1), _convolution(8, 8, 3, padding=1, groups=2)
-    return Net(_small_maps, stem=stem, twice=twice, pixel=_convolution(8, 8, 3, padding=2)).eval()
+    return Net(_small_maps, **_small_layers()).eval()
 
 
 def test_one_sample_finds_float_weights_packed_and_other_shapes_fit(small_maps: nn.Module, tmp_path: Path) -> None:
@@ -418,8 +408,39 @@ def test_one_sample_finds_float_weights_packed_and_other_shapes_fit(small_maps: 
         torch.testing.assert_close(runner(draw(*shape)), program(draw(*shape)))
 
 
-def test_what_loops_read_behind_one_channel_or_one_pixel_is_in_order(small_maps: nn.Module, tmp_path: Path) -> None:
-    program = optimize.capture(small_maps, (draw(3, 1, 12, 12),))
-    runner = TARGET.export(quantized(program, [draw(16, 1, 12, 12)]), tmp_path / "net.pt2").load(threads=1)
+def _maps_and_rows(net: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and sums of rows behind a layer that stays in float."""
+    maps, pixel = _small_maps(net, x)
+    rows = maps.flatten(2)
+    rows = rows + net.floats(rows)
+    for layer in (net.first, net.second):
+        rows = rows + layer(nn.functional.layer_norm(rows, (36,)))
+    return maps, pixel, rows.sin()
+
+
+@pytest.fixture(scope="module")
+def maps_and_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, Artifact]:
+    """The program in integers, and its file."""
+    if not TARGET.available().export:
+        pytest.skip("there is no C++ compiler: apt install g++")
+    layers = {name: seeded(nn.Linear, 36, 36) for name in ("floats", "first", "second")}
+    program = captured(_maps_and_rows, (1, 12, 12), **_small_layers(), **layers)
+    program = quantized(program, [draw(16, 1, 12, 12)])
+    assert program.quantization is not None
+    floats = next(iter(graph.calls(program.graph, aten.linear.default))).name
+    program = dataclasses.replace(program, quantization=program.quantization.without({floats: "it errs most"}))
+    return program, TARGET.export(program, tmp_path_factory.mktemp("pt2") / "net.pt2")
+
+
+def test_what_loops_read_behind_one_channel_or_one_pixel_is_in_order(maps_and_rows: tuple[Program, Artifact]) -> None:
+    program, artifact = maps_and_rows
+    runner = artifact.load(threads=1)
     for x in (draw(1, 1, 12, 12, seed=1), draw(5, 1, 12, 12, seed=2)):
         assert all(sqnr_db(want, got) > 25 for want, got in zip(program(x), runner(x), strict=True))
+
+
+def test_sums_behind_a_float_layer_are_added_in_place(maps_and_rows: tuple[Program, Artifact]) -> None:
+    with zipfile.ZipFile(maps_and_rows[1].path) as archive:
+        text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp"))
+    calls = [line for line in text.splitlines() if "CHECK(aoti_torch_cpu__qlinear_pointwise_binary" in line]
+    assert len(calls) == 2 and all('"sum"' in line for line in calls)
