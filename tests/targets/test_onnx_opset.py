@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import onnx
@@ -22,11 +23,20 @@ from tests.test_cli import NET, Typed
 ENDS = (bounds.OPSET.least, bounds.OPSET.most)
 
 
+@functools.cache
 def captured(name: str) -> Program:
     torch.manual_seed(0)
     net = REFERENCES[name].build()
     randomize_batch_norm(net, 0)
     return optimize.capture(net.eval(), (REFERENCES[name].inputs(2),))
+
+
+@functools.cache
+def made(name: str, precision: str) -> Program:
+    """Return a network in a precision, once for both opsets."""
+    static = QuantizeStatic(calibration=[(REFERENCES[name].inputs(3),)])
+    entry = {"int8": static, "int8-dynamic": QuantizeDynamic(), "int4": QuantizeWeights(bits=4)}.get(precision)
+    return entry.apply(captured(name))[0] if entry else captured(name)
 
 
 def opset_of(path: Path) -> int:
@@ -39,9 +49,7 @@ def opset_of(path: Path) -> int:
 def test_the_ends_of_the_range_run(name: str, opset: int, precision: str, tmp_path: Path) -> None:
     program, path = captured(name), tmp_path / "net.onnx"
     x = REFERENCES[name].inputs(3)
-    static = QuantizeStatic(calibration=[(x,)])
-    made = {"int8": static, "int8-dynamic": QuantizeDynamic(), "int4": QuantizeWeights(bits=4)}.get(precision)
-    optimize.export(made.apply(program)[0] if made else program, "onnx", path, opset=opset)
+    optimize.export(made(name, precision), "onnx", path, opset=opset)
     assert opset_of(path) == opset
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     want = program(x)
