@@ -101,10 +101,11 @@ def test_a_fresh_process_tells_memory_and_the_first_call() -> None:
     assert found.fresh.first_call_s > 0 and (found.fresh.peak_memory_bytes or 0) > 10**7
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
     return {
-        name: optimize.export(block(), name, tmp_path / f"net{end}").path
+        name: optimize.export(block(), name, folder / f"net{end}").path
         for name, end in (("onnx", ".onnx"), ("openvino", ".xml"))
     }
 
