@@ -1,17 +1,32 @@
 """``optimize profile`` and ``optimize advise`` as a user types them, in this process."""
 
+import functools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from optimize.advise import advising
 from optimize.cli import main
+from optimize.profile import artifacts, profiling
 from optimize.profile.artifacts import runtime_of
+from optimize.profile.machine import measure_limits
 from tests.profile.nets import Block
 
 BLOCK = ("tests.profile.nets:Block", "--input-shape", "3,8,8", "-q")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _machine_is_measured_once() -> Iterator[None]:
+    """Lets all commands have the limits of this machine that the first has measured, for two seconds."""
+    once = functools.cache(measure_limits)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (artifacts, profiling, advising):
+            patch.setattr(module, "measure_limits", once)
+        yield
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
