@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from tests.cpus import HAS_VNNI
 
 #: A file of this target is compiled for some twenty seconds: convolutions with shortcuts, and attention, stand for all.
 FEWER = {("pt2", "float32"): ("vit",), ("pt2", "int8"): ("resnet",)}
+#: Their operators are those of diverse_branch: branches of convolutions and norms.
+SAME = {"acnet", "repvgg"}
 #: Decibels between a file and the float32 program; what computes operator by operator as that does, answers exactly.
 LEAST_DB = {"float32": 80.0, "int8": 20.0}
 EXACT_DB = 200.0
@@ -52,12 +55,12 @@ def program(name: str, precision: str) -> optimize.Program:
     return optimize.Pipeline([entry]).run(references.folded(name)).program
 
 
-def files() -> list[tuple[str, str]]:
+def files() -> list[Any]:
     """Every target whose files run without this package, in float and in INT8 where it calibrates."""
     found = [(name, target) for name, target in registry.targets().items() if target.alone]
-    return [(name, "float32") for name, _ in found] + [
-        (name, "int8") for name, target in found if "static" in target.support.int8
-    ]
+    cases = [(name, "float32") for name, _ in found]
+    cases += [(name, "int8") for name, target in found if "static" in target.support.int8]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case in FEWER)) for case in cases]
 
 
 @pytest.mark.parametrize("target, precision", files())
@@ -67,7 +70,7 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
         pytest.skip(backend.available().install)
     least_db = LEAST_DB_OF.get((target, precision), LEAST_DB[precision])
     work, expected = [], {}
-    for name in FEWER.get((target, precision), REFERENCES):
+    for name in FEWER.get((target, precision), [name for name in REFERENCES if name not in SAME]):
         if name == "lstm" and precision == "int8" and "dynamic" not in backend.support.int8:
             continue  # its INT8 is dynamic
         subject = program(name, precision)
