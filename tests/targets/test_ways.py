@@ -41,7 +41,7 @@ def test_a_way_answers_like_the_module(channels_last: bool, autocast: str) -> No
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=2e-2 if autocast else 1e-5)
 
 
-@pytest.mark.parametrize("name", ["compile", "channels-last"])
+@pytest.mark.parametrize("name", [pytest.param("compile", marks=pytest.mark.slow), "channels-last"])
 def test_files_run_at_two_batch_sizes(name: str, tmp_path: Path) -> None:
     target = find_target(name)
     if not target.available().run:
