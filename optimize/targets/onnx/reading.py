@@ -138,6 +138,8 @@ def _numbers_in(kind: Any) -> frozenset[int]:
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
     """Return a number and where the next thing begins; zero behind the end."""
+    if place < len(content) and content[place] < 0x80:  # nearly all are of one byte
+        return content[place], place + 1
     found = shift = 0
     for byte in content[place : place + 10]:
         place += 1
