@@ -1,5 +1,6 @@
 """Rows of attention that see nothing: zeros, as the module answers, in every file that goes through ONNX."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from optimize.program import Program
 from optimize.targets.onnx_graph.export import to_onnx
 from tests.targets.openvino_programs import coverage_of, installed
 from tests.targets.test_onnx_attention import LENGTH, Attention, Masked, answer, inputs
@@ -54,6 +56,12 @@ class Headless(Attention):
         return functional.scaled_dot_product_attention(found, self.key(x), self.value(x), is_causal=True)
 
 
+@functools.cache
+def captured(net: type[Attention]) -> Program:
+    torch.manual_seed(0)
+    return optimize.capture(net().eval(), inputs(4, True))
+
+
 NETS = [Masked, ByKey, Causal, Lowest, Bare, Headless]
 
 
@@ -72,8 +80,7 @@ def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention]
 
 @pytest.mark.parametrize("net", NETS)
 def test_files_of_half_precision_answer_so(net: type[Attention], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    program = optimize.capture(net().eval(), inputs(4, True))
+    program = captured(net)
     half = optimize.CastFP16(calibration=[inputs(4, True)]).apply(program)[0]
     loaded = optimize.export(half, "onnx", tmp_path / "net.onnx").load()
     want, found = program(*inputs(4, True)), loaded(*inputs(4, True)).float()
@@ -95,8 +102,7 @@ def test_weights_over_another_axis_are_left() -> None:
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("net", NETS)
 def test_openvino_answers_so(net: type[Attention], int8: bool, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    program = optimize.capture(net().eval(), inputs(4, True))
+    program = captured(net)
     if int8:
         data = [inputs(batch, True) for batch in (2, 3, 4)]
         program = optimize.QuantizeStatic(calibration=data).apply(program)[0]

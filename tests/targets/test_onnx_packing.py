@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_se
 UNPACKING = {"BitShift", "BitwiseAnd", "Cast", "Gather", "Slice"}
 
 
-def trained(**options: object) -> tuple[Program, torch.Tensor]:
+@functools.cache
+def captured() -> tuple[Program, torch.Tensor]:
     """Return a network of a million weights; its channels are such that none is added for the kernels."""
     torch.manual_seed(0)
     widths = [(4, 16), (16, 160), (160, 256), (256, 256)]
@@ -36,7 +38,11 @@ def trained(**options: object) -> tuple[Program, torch.Tensor]:
     net = nn.Sequential(*flat, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
     x = torch.randn(4, 4, 6, 6)
     net(x)
-    program = optimize.capture(net.eval(), (x,))
+    return optimize.capture(net.eval(), (x,)), x
+
+
+def trained(**options: object) -> tuple[Program, torch.Tensor]:
+    program, x = captured()
     return optimize.QuantizeAware(lambda module: module(x), [x], **options).apply(program)[0], x  # type: ignore[arg-type]
 
 
