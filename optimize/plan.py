@@ -92,8 +92,8 @@ class Quantization:
             2 for two or three levels, ``k + 1`` for the ``2^k`` odd multiples of a step, 8 in the layers at both ends.
         cpu: The processors that the integers are right on (``processor.py``).
         group: Neighbours in a row of weights that share a scale (``weights`` only); 0 is one scale a row.
-        tables: Names of embeddings whose rows are 8-bit integers with a scale each, beside layers that multiply in
-            them. A target without such a kernel stores the same numbers as floats.
+        tables: Names of embeddings that are 8-bit integers with a scale a column or a row, beside layers that multiply
+            in them. A target without such a kernel stores the same numbers as floats.
         half: What computes in a 16-bit float type where it is not in integers; None leaves that in float32.
     """
 

@@ -30,6 +30,8 @@ _CHUNK = 2**22
 _LARGEST = torch.finfo(torch.bfloat16).max
 #: Levels of the bits that do not take all that lie between their ends.
 _LEVELS = {2: (-8, -3, 0, 4), 3: (-8, -5, -3, -1, 0, 2, 4, 7)}
+#: How much of a row's power a table may lose, and in which share of its rows, to have its scales by columns.
+_LOST, _OTHERS = 1e-3, 0.01
 #: Block sizes that the kernels of ONNX Runtime and of torch both have.
 KERNEL_SIZES = (256, 128, 64, 32)
 #: Bits of the integers that they multiply.
@@ -176,6 +178,29 @@ def read_blocks(weight: torch.Tensor, bits: int, group: int) -> Blocks:
         integers.append(_integers(blocks, scales, bits).to(torch.int8))
         steps.append(scales[..., 0])
     return Blocks(torch.cat(integers), torch.cat(steps), weight.shape[1], bits)
+
+
+def round_table(table: torch.Tensor) -> torch.Tensor:
+    """Round a table of rows to 8 bits: with a scale a column, which takes hardly any bytes, or a scale a row.
+
+    Rows are read one by one, and those of small numbers lose most where columns have the scales: columns have them
+    where 99 of 100 rows keep 30 dB.
+
+    Args:
+        table: Finite float32 ``[rows, columns]``.
+
+    Returns:
+        float32 ``[rows, columns]``; :func:`read_columns` finds the integers of columns, :func:`read_blocks` of rows.
+    """
+    rounded = round_to_blocks(table.T, 8, 0).T.contiguous()
+    lost = (rounded - table).square().sum(1) > _LOST * table.square().sum(1)
+    return round_to_blocks(table, 8, 0) if lost.float().mean() > _OTHERS else rounded
+
+
+def read_columns(table: torch.Tensor) -> Blocks | None:
+    """Return the columns of a table that :func:`round_table` rounded by columns, each as a row of one block."""
+    columns = read_blocks(table.T, 8, 0)
+    return columns if torch.equal(columns.weight.T, table) else None
 
 
 def _best_scales(blocks: torch.Tensor, bits: int, importance: torch.Tensor | None) -> torch.Tensor:

@@ -25,7 +25,7 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.progress import tell
 from optimize.quantization.batches import Flat, sample_axis
-from optimize.quantization.blocks import CHOICES, MEASURED_AT, BlockForm, allocate_bits, round_to_blocks
+from optimize.quantization.blocks import CHOICES, MEASURED_AT, BlockForm, allocate_bits, round_table, round_to_blocks
 from optimize.quantization.calibrate import observe
 from optimize.quantization.grid import round_weight
 from optimize.quantization.links import is_own
@@ -49,7 +49,6 @@ SAMPLES = 64
 MOST_NUMBERS = 2**29
 #: Elements from which a table is worth it.
 SMALLEST = 2**16
-_BITS, _WHOLE_ROW = 8, 0
 #: Weights nearer to the end of a type's range than this factor are left alone: compensation may move them beyond.
 _MARGIN = 2.0
 
@@ -314,7 +313,7 @@ def _restore(program: Program, node: fx.Node, name: str, value: torch.Tensor | N
 
 
 def round_tables(program: Program, kept: Collection[fx.Node]) -> list[fx.Node]:
-    """Round the rows of large embeddings, in place; return the calls whose tables were rounded.
+    """Round large embeddings to 8 bits, in place; return the calls whose tables were rounded.
 
     Left alone: tables of fewer than 65,536 numbers, other than float32 or not finite, computed at run time.
 
@@ -328,8 +327,7 @@ def round_tables(program: Program, kept: Collection[fx.Node]) -> list[fx.Node]:
         if node in kept or table is None or reason_for_float(table):
             continue
         if table.dim() == 2 and table.numel() >= SMALLEST and bool(table.isfinite().all()):
-            rounded = round_to_blocks(table, _BITS, _WHOLE_ROW)
-            graph.replace_weight(program.graph_module, node, "weight", rounded)
+            graph.replace_weight(program.graph_module, node, "weight", round_table(table))
             done.append(node)
     if done:  # the program is run before its pass has ended, and a table that two calls share has another path now
         program.graph_module.recompile()

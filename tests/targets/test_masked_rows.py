@@ -121,8 +121,7 @@ def test_openvino_stores_tables_in_integers_beside_layers(tmp_path: Path) -> Non
     program = step.apply(optimize.capture(net, (words[:2],)))[0]
     artifact = optimize.export(program, "openvino", tmp_path / "net.xml")
     placed = coverage_of(artifact)
-    assert set(placed.quantized) == {"1", "3"}
-    assert [(layer.name, layer.reason) for layer in placed.left_float] == [("0", "OpenVINO executes it in f32")]
-    assert (tmp_path / "net.bin").stat().st_size < 1.1 * 2000 * (64 + 4)
+    assert set(placed.quantized) == {"0", "1", "3"} and not placed.left_float
+    assert (tmp_path / "net.bin").stat().st_size < 1.1 * 2000 * 64
     want, found = program(words), artifact.load(threads=1)(words)
     assert float((want - found).norm() / want.norm()) < 0.05

@@ -41,7 +41,10 @@ def read_coverage(path: Path, placed: Coverage) -> Coverage:
         TargetUnavailable: ONNX Runtime is not installed, or cannot run the file.
     """
     nodes = _optimized_nodes(path)
-    integer = {_layer(node.name) for node in nodes if node.op_type in _LAYER_KERNELS | _WEIGHT_KERNELS}
+    real = {node.input[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    reading = (node for node in nodes if node.op_type == "Gather" and node.output[0] in real)
+    computing = (node for node in nodes if node.op_type in _LAYER_KERNELS | _WEIGHT_KERNELS)
+    integer = {_layer(node.name) for node in (*computing, *reading)}
     unfused = [
         FloatLayer(name, _executed(name, nodes), "ONNX Runtime did not fuse it into an integer kernel")
         for name in placed.quantized

@@ -37,6 +37,7 @@ from optimize.targets.onnx_graph.attention import transpose_keys, zero_unseen_ro
 from optimize.targets.onnx_graph.external import weight_bytes, weights_path, write_split
 from optimize.targets.onnx_graph.lifting import lifted
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
+from optimize.targets.onnx_graph.shapes import settle_reshapes
 from optimize.targets.probe import Calls, module_of
 from optimize.tracing import looked_up_once, shape_rules
 
@@ -90,6 +91,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     _name_nodes(program, model, names)
     transpose_keys(model)
     zero_unseen_rows(model)
+    settle_reshapes(model)
     present = used_names(model.graph)
     return model, {node: value for node, value in names.values.items() if value in present}
 

@@ -99,7 +99,13 @@ def _split_clips(graph: ir.Graph, calibrated: Mapping[str, Range]) -> dict[str, 
     return found
 
 
-def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, int], form: TensorFormat) -> ir.Value:
+def through_integers(
+    graph: ir.Graph,
+    value: ir.Value,
+    parameters: tuple[float | np.ndarray, int],
+    form: TensorFormat,
+    axis: int | None = None,
+) -> ir.Value:
     """Append Q and DQ to a float value (DQ to the integers of a constant); return what comes back.
 
     Who reads that is the caller's business.
@@ -107,19 +113,20 @@ def through_integers(graph: ir.Graph, value: ir.Value, parameters: tuple[float, 
     Args:
         graph: Where to.
         value: A float value.
-        parameters: Its scale and zero point.
+        parameters: Its scale and zero point; several scales where there is an axis.
         form: Format of the integers.
+        axis: Which axis of the value has a scale each.
     """
     scale, zero_point = parameters
-    name, array = name_of(value), constant(value)
-    zero = store(graph, f"{name}_zero_point", np.asarray(zero_point, form.dtype))
+    name, array, along = name_of(value), constant(value), {} if axis is None else {"axis": axis}
+    zero = store(graph, f"{name}_zero_point", np.full(np.shape(scale), zero_point, form.dtype))
     step = _store_scales(graph, name, np.asarray(scale, np.float32), value.dtype)
     if array is None:
         dtype = ir.DataType.from_numpy(np.dtype(form.dtype))
-        integers = add(graph, "QuantizeLinear", [value, step, zero], name=f"{name}_q", like=value, dtype=dtype)
+        integers = add(graph, "QuantizeLinear", [value, step, zero], along, name=f"{name}_q", like=value, dtype=dtype)
     else:
         integers = store(graph, f"{name}_q", quantize(array.astype(np.float32), scale, zero_point, form))
-    return add(graph, "DequantizeLinear", [integers, step, zero], name=f"{name}_dq", like=value)
+    return add(graph, "DequantizeLinear", [integers, step, zero], along, name=f"{name}_dq", like=value)
 
 
 def _write_activation(

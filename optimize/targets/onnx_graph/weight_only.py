@@ -19,7 +19,7 @@ import torch
 from optimize import graph as aten_graph
 from optimize.plan import Quantization
 from optimize.program import Program
-from optimize.quantization.blocks import Blocks, read_blocks
+from optimize.quantization.blocks import Blocks, read_blocks, read_columns
 from optimize.targets.base import Coverage, FloatLayer
 from optimize.targets.onnx_graph.export import ORIGIN
 from optimize.targets.onnx_graph.nodes import CONTRIB, add, constant, is_float, replace, store, take_name, tidy
@@ -63,6 +63,9 @@ def quantize_weights(
             continue
         done.append(name)
         node.name = name
+        if tables and (columns := read_columns(_weight(node))) is not None:
+            _by_columns(model.graph, node, names[str(origin)], columns)
+            continue
         write = _embedding if node.op_type == "Gather" else _linear
         blocks = _blocks(node, plan)
         weight = _Stored(model.graph, names[str(origin)], blocks if whole_rows else blocks.resized())
@@ -124,12 +127,16 @@ def _scaled(node: ir.Node) -> bool:
 
 
 def _blocks(node: ir.Node, plan: Quantization) -> Blocks:
-    """Return the weight of a node, rows first, in the blocks of a plan."""
+    """Return the weight of a node in the blocks of a plan."""
+    return read_blocks(_weight(node), plan.bits_of(str(node.metadata_props[ORIGIN])), plan.group)
+
+
+def _weight(node: ir.Node) -> torch.Tensor:
+    """Return the weight of a node, rows first."""
     weight = constant(node.inputs[_WEIGHTS[node.op_type]])
     assert weight is not None
-    if node.op_type != "Gather" and node.attributes.get_int("transB", 0) == 0:
-        weight = weight.T
-    return read_blocks(torch.tensor(weight), plan.bits_of(str(node.metadata_props[ORIGIN])), plan.group)
+    turned = node.op_type != "Gather" and node.attributes.get_int("transB", 0) == 0
+    return torch.tensor(weight.T if turned else weight)
 
 
 def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
@@ -152,6 +159,17 @@ def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
         node.name = f"{layer}/Add"  # what a runtime computes with the product goes by this name
         take_name(result, node)
     replace(old, result)
+
+
+def _by_columns(graph: ir.Graph, node: ir.Node, name: str, columns: Blocks) -> None:
+    """Take rows of integers with a scale a column, and dequantize those: no contributed operator is needed."""
+    old = node.outputs[0]
+    integers = store(graph, f"{name}_q", columns.integers.flatten(1).T.contiguous().numpy())
+    scales = store(graph, f"{name}_scale", columns.scales[:, 0].numpy())
+    taken = [integers, node.inputs[1]]
+    rows = add(graph, "Gather", taken, {"axis": 0}, name=f"{old.name}_rows", like=old, dtype=ir.DataType.INT8)
+    take_name(rows, node)
+    replace(old, add(graph, "DequantizeLinear", [rows, scales], {"axis": -1}, name=f"{old.name}_real", like=old))
 
 
 def _embedding(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:

@@ -86,8 +86,9 @@ def multiply_integers(model: ir.Model, calibrated: Mapping[str, Range]) -> int:
         sources = [_projected(value) for value in node.inputs]
         known = [ranges.get(name_of(value)) for value in sources if value is not None]
         if len(known) == 2 and all(known) and _is_scored(node) and _score_error(node, known) <= _LARGEST_ERROR:  # type: ignore[arg-type]
+            moved = _moved_keys(node)
             for value, entry in dict(zip(sources, known, strict=True)).items():  # queries may be the keys
-                _store_signed(model.graph, value, entry)  # type: ignore[arg-type]
+                _store_signed(model.graph, value, entry, moved if value is sources[1] else None)  # type: ignore[arg-type]
             count += 1
     tidy(model)
     return count
@@ -176,6 +177,22 @@ def _projected(value: ir.Value | None) -> ir.Value | None:
     return value if maker(product.inputs[1], "DequantizeLinear") is not None else None
 
 
+def _moved_keys(product: ir.Node) -> tuple[ir.Value, int] | None:
+    """Return the keys of a product of queries and keys by heads, ``[N, H, T, D]``, and how many heads there are.
+
+    Where ``T`` is free: its kernel of a fixed length has the transposition in it. Nothing else may read the keys.
+    """
+    turned = _producer(product.inputs[1], "Transpose")
+    heads = turned and _producer(turned.inputs[0], "Transpose")
+    split = heads and _producer(heads.inputs[0], "Reshape")
+    orders = [list(node.attributes.get_ints("perm", [])) for node in (turned, heads) if node is not None]
+    if split is None or orders != [[0, 1, 3, 2], [0, 2, 1, 3]] or len(readers(split.inputs[0])) > 1:  # type: ignore[arg-type]
+        return None
+    keys = heads.outputs[0]  # type: ignore[union-attr]
+    sizes = [None] * 4 if keys.shape is None else [*keys.shape]
+    return (keys, sizes[1]) if isinstance(sizes[1], int) and not isinstance(sizes[2], int) else None
+
+
 def _is_scored(product: ir.Node) -> bool:
     """Say whether a softmax reads a product, after a factor or a mask."""
     users = readers(product.outputs[0])
@@ -200,9 +217,18 @@ def _factor(product: ir.Node) -> float:
     return {"Mul": number, "Div": 1 / number if number else 1.0}.get(user.op_type, 1.0)
 
 
-def _store_signed(graph: ir.Graph, value: ir.Value, known: Range) -> None:
-    """Let all readers of a value read it off signed integers."""
-    users = list(value.uses())
-    real = through_integers(graph, value, scale_and_zero_point(known, _SIGNED), _SIGNED)
+def _store_signed(graph: ir.Graph, value: ir.Value, known: Range, moved: tuple[ir.Value, int] | None) -> None:
+    """Let all readers of a value read it off signed integers, or those of the keys by heads that it becomes.
+
+    OpenVINO moves a quantization of one scale up to the projection, and then transposes bytes one by one, slower than
+    floats. It leaves one of a scale a head where it is: every other head has a scale a thousandth wider.
+    """
+    scale, zero = scale_and_zero_point(known, _SIGNED)
+    if moved is None:
+        users, real = list(value.uses()), through_integers(graph, value, (scale, zero), _SIGNED)
+    else:
+        keys, heads = moved
+        scales = scale * (1 + np.arange(heads) % 2 / 1024)
+        users, real = list(keys.uses()), through_integers(graph, keys, (scales, zero), _SIGNED, axis=1)
     for node, index in users:
         node.replace_input_with(index, real)
