@@ -17,6 +17,8 @@ from optimize import graph, ops
 from optimize.graph import aten
 
 _ANDS = (aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)
+#: Whose numbers no length of a tensor goes beyond.
+_WIDE = (torch.int64, torch.int32)
 #: Hold numbers of their input, whichever.
 _PARTS = (*ops.PERMUTATIONS, *ops.SELECTIONS, aten.gather.default)
 
@@ -57,9 +59,12 @@ def _write_look_up(flow: fx.Graph, node: fx.Node) -> None:
 
 
 def _write_and(node: fx.Node) -> None:
-    """Leave "and" with what is true everywhere out, where that decides no size or all readers say the sizes."""
+    """Leave "and" with what is true everywhere out, where that decides no size or all readers say the sizes.
+
+    Of truths alone: "and" of integers is of their bits.
+    """
     for one, other in (node.args[:2], node.args[1::-1]):
-        if not (_is_true(one) and isinstance(other, fx.Node)) or other.meta["val"].dtype != node.meta["val"].dtype:
+        if not (_is_true(one) and isinstance(other, fx.Node)) or other.meta["val"].dtype is not torch.bool:
             continue
         shape, wanted = ([*map(str, each.meta["val"].shape)] for each in (other, node))
         decided = [axis for axis, pair in enumerate(zip(shape, wanted, strict=False)) if pair[0] != pair[1]]
@@ -82,6 +87,8 @@ def _write_row(module: fx.GraphModule, node: fx.Node) -> None:
     sums = [user for user in node.users if graph.is_call(user, aten.add.Tensor) and _is_spread(user, node)]
     if row is None or not 0 <= row < table.meta["val"].shape[0] or len(sums) != len(node.users):
         return
+    if node.meta["val"].dim() == 1:  # of one number that is no row of numbers, the row would be one more axis
+        return
     with module.graph.inserting_before(node):
         found = module.graph.call_function(aten.slice.Tensor, (table, 0, row, row + 1, 1))
     found.meta = {**node.meta, "val": table.meta["val"][row : row + 1]}
@@ -99,7 +106,7 @@ def _count(node: Any) -> _Count | None:
     if graph.is_call(node, aten.arange.default, aten.arange.start, aten.arange.start_step):
         value, starts = node.meta["val"], node.args[0] == 0 or graph.is_call(node, aten.arange.default)
         by_one = not graph.is_call(node, aten.arange.start_step) or node.args[2] == 1
-        return _Count(str(value.shape[0]), -1) if starts and by_one and not value.is_floating_point() else None
+        return _Count(str(value.shape[0]), -1) if starts and by_one and value.dtype in _WIDE else None
     inner = _count(node.args[0]) if isinstance(node, fx.Node) and node.op == "call_function" and node.args else None
     if inner is None:
         return None

@@ -217,6 +217,9 @@ def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if len(before) != 3 or len(after) != 4 or str([*before[:2]]) != str([after[2], after[0]]):
         return
+    between = joined.meta["val"].shape
+    if len(between) != 3 or str([between[0], between[2]]) != str([before[0], after[3]]):
+        return
     samples, heads, _, width = cast(list[Any], sizes)
     with module.graph.inserting_before(node):
         split = module.graph.call_function(aten.reshape.default, (source, [shape[0], samples, heads, width]))
@@ -234,7 +237,10 @@ def _normalize_bags(module: fx.GraphModule, node: fx.Node) -> None:
         return
     rows, size, mode = cast(fx.Node, ids.args[0]), starts.args[2], cast(int, graph.argument(node, "mode"))
     shape, bags = rows.meta["val"].shape, node.meta["val"][0]
-    is_plain = graph.argument(node, "per_sample_weights") is None and graph.argument(node, "padding_idx") in (None, -1)
+    left_out = graph.argument(node, "padding_idx")  # -1 is the last row where None is possible, else nothing
+    is_plain = graph.argument(node, "per_sample_weights") is None and (
+        left_out is None or (left_out == -1 and node.target is not aten.embedding_bag.padding_idx)
+    )
     is_full = starts.args[0] == 0 and str([*shape]) == str([bags.shape[0], size]) and size != 0
     if not is_plain or not is_full or any(user.args[1] for user in node.users):
         return

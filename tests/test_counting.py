@@ -94,3 +94,38 @@ def test_a_table_that_is_read_in_one_place_is_a_row(kinds: Tensor | None, looks_
     given = example()
     with torch.no_grad():
         torch.testing.assert_close(program(*given), net(*given))
+
+
+class Narrow(nn.Module):
+    """Counts in a type that 200 numbers do not fit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x > 0) & (torch.arange(200, dtype=torch.int8) >= 0)
+
+
+class Bits(nn.Module):
+    """Joins what is true with the bits of integers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones(200, dtype=torch.bool) & (x > 0).long() * 2
+
+
+class OneRow(nn.Module):
+    """Looks a row up by one number that is no row of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 200)
+        self.register_buffer("place", torch.tensor(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0) + self.table(self.place)
+
+
+@pytest.mark.parametrize("net", [Narrow, Bits, OneRow])
+def test_what_only_looks_like_counting_is_left(net: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module, x = net().eval(), torch.randn(3, 200)
+    with torch.no_grad():
+        want = module(x)
+        assert torch.equal(optimize.capture(module, (x,)).run([x])[0], want) and want.shape[-1] == 200

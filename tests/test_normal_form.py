@@ -252,3 +252,29 @@ def test_bags_over_part_of_the_ids_are_left_as_they_are() -> None:
     net, ids = Part().eval(), torch.randint(0, 20, (3, 5))
     program = optimize.capture(net, (ids,), dynamic_batch=False)
     assert torch.allclose(program(ids), net(ids), atol=1e-6) and program(ids).shape == (2, 4)
+
+
+def test_bags_that_leave_out_the_last_row_are_left_as_they_are() -> None:
+    class LastOut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(10, 4))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            starts = torch.arange(0, ids.shape[0] * 4, 4)
+            bags = graph.aten.embedding_bag.padding_idx
+            return bags(self.table, ids.reshape(-1), starts, False, 0, False, None, False, -1)[0]
+
+    net, ids = LastOut().eval(), torch.tensor([[1, 2, 9, 3], [9, 9, 0, 1]])
+    assert torch.allclose(optimize.capture(net, (ids,), dynamic_batch=False)(ids), net(ids), atol=1e-6)
+
+
+def test_a_reshape_that_parts_no_heads_is_left_as_it_is() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            samples = x.shape[0]
+            joined = x.relu().transpose(0, 1).reshape(2, samples * 4, 2)
+            return joined.transpose(0, 1).contiguous().view(samples, 2, 2, 4).reshape(samples, 2, 8)
+
+    net, x = Mixed(), torch.randn(5, 2, 8)
+    assert torch.equal(optimize.capture(net, (x,))(x), net(x))

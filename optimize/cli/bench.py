@@ -123,13 +123,14 @@ def _measured(sources: tuple[str, ...], given: dict[str, Any], progress: Any) ->
         opening = Opening(Path(folder), given["factory"], trust, device, remote)
         machine = opening.machine
         _check_cpus(given["cpus"], machine.affinity)
-        subjects = agreed_inputs(opening.open_all(sources), given["input_shape"])
+        said = options.preprocessing(given)
+        subjects = agreed_inputs(opening.open_all(sources), given["input_shape"], said)
         processors = len(given["cpus"]) or len(machine.affinity) or machine.cores
         traffic = Traffic(given["rate"], given["p99_s"]) if given["rate"] or given["p99_s"] else None
         threads = given["threads"] or (_doubled(processors) if traffic else (1,))
         subjects = _each_with(subjects, threads)
         plan = _plan({**given, "threads": max(threads)}, subjects, processors if traffic else None)
-        asked = put_through(subjects, given["data"], options.preprocessing(given), given["seed"])
+        asked = put_through(subjects, given["data"], said, given["seed"])
         meter, energy = (None, "not offered: of another machine") if remote else find_meter(device)
         most = processors if traffic else None
         outcome = run(subjects, plan, asked, meter=meter, processors=most, progress=progress)

@@ -263,9 +263,13 @@ def included(text: str) -> ImagePreprocessing:
 def of_inside(text: str) -> str:
     """Return what `included` reads, of the words by which a file says all that becomes of pictures; empty of others."""
     try:
-        words = read_words(text[:_LONGEST])
+        return numbers_of(read_words(text[:_LONGEST]))
     except ValueError:
         return ""
+
+
+def numbers_of(words: Mapping[str, Any]) -> str:
+    """Return what `included` reads, of the words of ``--preprocess``; empty of others."""
     return _said({word: words[word] for word in ("mean", "std", "order") if word in words})
 
 

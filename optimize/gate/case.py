@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -180,6 +180,9 @@ def _judge_answers(state: _State, samples: Asked, gone: Stored | None) -> None:
         if state.pair.chosen and not has_sizes:
             why = "at sizes that only the candidate says: give --input-shape"
             entries = [findings.withheld(entry, why) for entry in entries]
+        if state.pair.is_told:
+            why = "on pictures prepared for the base by numbers that only the candidate says: give --mean and --std"
+            entries = [findings.withheld(entry, why) for entry in entries]
         state.findings += entries
         state.findings += _findings_elsewhere(case, state.pair, samples)
         return
@@ -241,7 +244,7 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
     candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
     first, second = (Path(name) if name else None for name in (case.base_python, case.candidate_python))
     sides = opening.placed(base, first), opening.placed(candidate, second)
-    return open_pair(*sides, (first, second), case.input_shape)
+    return open_pair(*sides, (first, second), case.input_shape, case.preprocess)
 
 
 def _require_instructions(state: _State, machine: Environment) -> None:
@@ -362,13 +365,18 @@ def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
 
 
 def open_pair(
-    base: Subject, candidate: Subject, interpreters: Sequence[Path | None], input_shape: str | None
+    base: Subject,
+    candidate: Subject,
+    interpreters: Sequence[Path | None],
+    input_shape: str | None,
+    preprocessing: Mapping[str, str] | None = None,
 ) -> AgreedPair:
     """Return two opened files as a pair.
 
     Args:
         interpreters: Python of each side's environment, None for this one.
         input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
+        preprocessing: The user's words of ``--preprocess``.
 
     Raises:
         TargetUnavailable: One cannot run on this machine.
@@ -379,7 +387,8 @@ def open_pair(
         if reason := _barred(subject, interpreter):
             raise TargetUnavailable(f"'{subject.name}' cannot run {reason}.")
     first, second = interpreters
-    return agreed_pair(replace(base, interpreter=first), replace(candidate, interpreter=second), input_shape)
+    pair = replace(base, interpreter=first), replace(candidate, interpreter=second)
+    return agreed_pair(*pair, input_shape, preprocessing)
 
 
 def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:

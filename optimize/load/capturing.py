@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from optimize.capture_checks import check_capture, finite_examples, tell_fixed_length, vary_tokens
 from optimize.dimensions import Said
@@ -22,7 +23,7 @@ from optimize.errors import InputsMisfit, InputsUnknown, Refused, UsageError, Ve
 from optimize.frontend import capture
 from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
 from optimize.load.exported import Exported
-from optimize.preparation import inference_copy
+from optimize.preparation import inference_copy, private_copy
 from optimize.program import Program
 
 #: Sides of square images, those that people train with first; a network that ends in a Linear runs with one alone.
@@ -93,6 +94,7 @@ def capture_model(
         try:
             if isinstance(held, torch.jit.ScriptModule):
                 program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
+                _hold_against(program, _answers(held, program.inputs))
             elif isinstance(held, ForeignGraph):
                 program = capture_foreign(held, examples, how)
             else:
@@ -171,6 +173,23 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
         return replace(
             program, notes=[*program.notes, *notes, "Its own runtime is not installed: nothing was compared."]
         )
+    _hold_against(program, original)
+    return replace(program, notes=[*program.notes, *notes])
+
+
+def _answers(module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a module answers, flat, asked as it will be measured, on a copy: it may keep what it saw."""
+    with torch.inference_mode():
+        found = pytree.tree_leaves(private_copy(module)(*inputs))
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _hold_against(program: Program, original: Sequence[torch.Tensor]) -> None:
+    """Check what was read of a file against what its own runtime answers to the example inputs.
+
+    Raises:
+        VerificationFailed: It answers otherwise.
+    """
     for want, found in zip(original, program.run(program.inputs), strict=True):
         error, scale = output_error(want, found)
         if error > _APART.get(found.dtype, _USUALLY_APART) * scale:
@@ -178,7 +197,6 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
                 f"What was read of the file answers otherwise than its runtime: by {error / scale:.1e} of the largest.",
                 hint="This is a defect of the reader, not of your model. Give the PyTorch model, and report it.",
             )
-    return replace(program, notes=[*program.notes, *notes])
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:

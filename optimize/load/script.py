@@ -42,7 +42,7 @@ _SCALARS = words(
     list reverse sorted index Int Float Bool Complex Size str ord chr IntImplicit FloatImplicit ScalarImplicit
     ComplexImplicit floordiv mathremainder modf fabs factorial gcd degrees radians size dim numel device
     is_floating_point is_complex is_contiguous is_non_overlapping_and_dense stride storage_offset element_size
-    is_signed is_conj is_neg is_inference format percentFormat join startswith endswith strip lower upper split
+    is_signed is_conj is_neg format percentFormat join startswith endswith strip lower upper split
     replace find _unwrap_optional warn to cpu _infer_size broadcast_shapes tensor as_tensor ScalarType
     is_grad_enabled set_grad_enabled is_autocast_enabled is_autocast_cpu_enabled is_scripting get_device
     _no_grad_embedding_renorm_ isfinite isinf isnan ceil floor round exp sqrt log pow sin cos tan atan2 __upsample

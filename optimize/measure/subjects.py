@@ -93,12 +93,14 @@ class AgreedPair:
         specs: What both take, in the base's order and types, pictures where one of them prepares those itself; the
             batch is a number where a file fixes it.
         chosen: Those of ``specs`` of which a size besides the batch is the candidate's word alone.
+        is_told: Whether the candidate alone says by which numbers pictures become inputs of the base.
     """
 
     base: Subject
     candidate: Subject
     specs: tuple[TensorSpec, ...]
     chosen: tuple[TensorSpec, ...] = ()
+    is_told: bool = False
 
     @property
     def models(self) -> tuple[Subject, Subject]:
@@ -187,11 +189,14 @@ def preparation(subjects: Sequence[Subject]) -> tuple[str, str]:
     return said, ""
 
 
-def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> AgreedPair:
+def agreed_pair(
+    base: Subject, candidate: Subject, input_shape: str | None, preprocessing: Mapping[str, str] | None = None
+) -> AgreedPair:
     """Return two subjects with the inputs that both take.
 
     Args:
         input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
+        preprocessing: The user's words of ``--preprocess``, which go before those of the files.
 
     Raises:
         Refused: They do not take the same inputs, or other batches.
@@ -200,31 +205,38 @@ def agreed_pair(base: Subject, candidate: Subject, input_shape: str | None) -> A
     batches = {batch for batch in (base.fixed_batch, candidate.fixed_batch) if batch is not None}
     if len(batches) > 1:
         raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
-    first, second = agreed_inputs([base, candidate], input_shape)
+    from optimize.data.preprocessing import numbers_of, of_inside
+
+    first, second = agreed_inputs([base, candidate], input_shape, preprocessing)
+    is_told = bool(first.outside) and not (numbers_of(preprocessing or {}) or of_inside(base.artifact.preprocess))
     specs = first.given
     if batches:
         specs = tuple(replace(spec, shape=(*batches, *spec.shape[1:])) for spec in specs)
     said = replace(first, artifact=base.artifact).given if base.artifact.inputs else [None] * len(specs)
     chosen = (spec for spec, before in zip(specs, said, strict=True) if input_shape is None and _fixes(spec, before))
-    return AgreedPair(first, second, specs, tuple(chosen))
+    return AgreedPair(first, second, specs, tuple(chosen), is_told)
 
 
-def agreed_inputs(subjects: Sequence[Subject], input_shape: str | None) -> list[Subject]:
+def agreed_inputs(
+    subjects: Sequence[Subject], input_shape: str | None, preprocessing: Mapping[str, str] | None = None
+) -> list[Subject]:
     """Return the subjects that can run, what they take filled in from the others or from ``--input-shape``.
 
-    A size is free only where no file and not ``input_shape`` fixes it.
+    A size is free only where no file and not ``input_shape`` fixes it. Where one file takes pictures as they are, those
+    of the others become inputs by the user's numbers, by their own, or by that file's, the first that there are.
 
     Raises:
         Refused: They do not take the same inputs, or an input without a batch.
         UsageError: Nothing says what they take, or a size is left free.
     """
-    from optimize.data.preprocessing import of_inside
+    from optimize.data.preprocessing import numbers_of, of_inside
 
+    said = numbers_of(preprocessing or {})
     words = next((subject.artifact.included for subject in subjects if subject.artifact.included), "")
     subjects = [
         subject
         if subject.artifact.included or not words
-        else replace(subject, outside=of_inside(subject.artifact.preprocess) or words)
+        else replace(subject, outside=said or of_inside(subject.artifact.preprocess) or words)
         for subject in subjects
     ]
     opened = [subject for subject in subjects if subject.artifact.inputs and not subject.outside]

@@ -174,7 +174,7 @@ class Worker:
         return [as_reals(array[draws.integers(0, array.size, _SAMPLED)]) for array in arrays]
 
     def _run(self, request: Mapping[str, Any]) -> Reply:
-        outputs = self._loaded().run(self._checked(read_arrays(Path(request["inputs"]))))
+        outputs = self._loaded().answer(self._checked(read_arrays(Path(request["inputs"]))))
         texts = next((place for place, output in enumerate(outputs, 1) if output.dtype == object), None)
         if texts is not None:
             raise Refused(

@@ -148,7 +148,7 @@ def compare_here(
         trust: Run whatever code the files hold.
     """
     opened = [open_side(source, trust=trust, factory=factory) for source in (first, second)]
-    pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape)
+    pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape, preprocessing)
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1
     said, doubt = preparation(pair.models)

@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from optimize.distances import output_error
+from optimize.errors import Refused
 from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Runner
 from optimize.targets.packaging import of_chance
 
+#: How far a module may be from itself where it is asked in another mode, of its largest answer.
+_APART = 1e-2
+
 
 class TorchRunner(Runner):
     """Runs a loaded module in this process, without gradients; copies to and from its device belong to a run.
+
+    ``asks_mode`` is whether the module asks if gradients are recorded: it could answer in one way while it is measured.
 
     Its ``providers`` are the GPU it runs on, of a CPU nothing is said; its ``notes`` say by what it draws numbers or
     keeps a state.
@@ -36,6 +43,7 @@ class TorchRunner(Runner):
         super().__init__(artifact)
         self.module, self.device = module, torch.device(device)
         self.watch((), (), is_stateful=False)
+        self.asks_mode = False
         if device == "cuda":
             self.providers = (f"cuda ({torch.cuda.get_device_name(self.device)})",)
         if threads is not None:
@@ -62,8 +70,23 @@ class TorchRunner(Runner):
         """Run on flat arrays; return flat arrays."""
         with torch.inference_mode():
             result = self.module(*self._tensors(inputs))
-        outputs = (result,) if isinstance(result, torch.Tensor) else result
-        return [to_array(output) for output in outputs]
+        return [to_array(output) for output in _flat(result)]
+
+    def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on flat arrays, of a module that asks whether gradients are recorded also where they are, and not.
+
+        Raises:
+            Refused: It answers otherwise there.
+        """
+        found = self.run(inputs)
+        for recorded in (True, False) if self.asks_mode else ():
+            with torch.set_grad_enabled(recorded):
+                others = [output.detach() for output in _flat(self.module(*self._tensors(inputs)))]
+            for want, got in zip(map(to_tensor, found), others, strict=True):
+                error, scale = output_error(want, got.cpu())
+                if error > _APART * scale:
+                    raise Refused(f"It answers otherwise where gradients {'are' if recorded else 'are not'} recorded.")
+        return found
 
     def device_seconds(self, inputs: Sequence[np.ndarray], runs: int) -> list[float]:
         """Return the seconds between events on the GPU around each run, inputs already there; one wait at the end.
@@ -84,3 +107,8 @@ class TorchRunner(Runner):
 
     def _tensors(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
         return [to_tensor(array).to(self.device) for array in inputs]
+
+
+def _flat(result: Any) -> Sequence[torch.Tensor]:
+    """Return the outputs of a module, also where it has one."""
+    return (result,) if isinstance(result, torch.Tensor) else result

@@ -177,6 +177,27 @@ def test_the_first_file_says_how_pictures_become_inputs(
 
 
 @pytest.mark.parametrize(
+    ("user", "base", "by", "is_told"),
+    [
+        ({"mean": "0.25", "size": "8"}, OURS, "mean=0.25", False),
+        ({"size": "8"}, OURS, "mean=0.5,0.5,0.5", False),
+        ({"size": "8"}, "", "mean=0.1", True),
+        ({}, "", "mean=0.1", True),
+    ],
+)
+def test_the_user_says_before_any_file_how_pictures_become_inputs(
+    user: dict[str, str], base: str, by: str, is_told: bool
+) -> None:
+    """A candidate that prepares pictures itself would choose what the base is given."""
+    first, second = taking(PLANES), taking(PICTURE)
+    first = replace(first, artifact=replace(first.artifact, preprocess=base))
+    second = replace(second, artifact=replace(second.artifact, included="mean=0.1"))
+    pair = agreed_pair(first, second, None, user)
+    assert (pair.base.outside, pair.candidate.outside, pair.is_told) == (by, "", is_told)
+    assert not agreed_pair(first, first, None, user).is_told
+
+
+@pytest.mark.parametrize(
     ("base", "candidate", "said", "chosen"),
     [
         (("N", "n", 3), ("N", 1, 3), None, [("N", 1, 3)]),

@@ -1,6 +1,7 @@
 """The TorchScript target in float: exact, and at home in a process that knows nothing but torch."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from models import REFERENCES
 from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
+from optimize.registry import find_target
 from optimize.scripting import compile_graph, compile_program
 from optimize.targets.torchscript import _of_chance
 from tests import references
@@ -275,3 +277,32 @@ def test_memory_that_nobody_cleared_is_a_state(
             return function(x)
 
     assert _of_chance(torch.jit.script(Network().eval())) == (named, [], is_stateful)
+
+
+class Recorded(nn.Module):
+    """Answers with zeros where gradients are recorded, as they are in a plain call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0 if torch.is_grad_enabled() else x * 2
+
+
+class Attending(nn.Module):
+    """Asks the same, to choose between two roads to one answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(("net", "is_refused"), [(Recorded, True), (Attending, False)])
+def test_a_file_answers_alike_whether_gradients_are_recorded(
+    net: type[nn.Module], is_refused: bool, tmp_path: Path
+) -> None:
+    torch.jit.script(net().eval()).save(str(tmp_path / "net.pt"))
+    target = find_target("torchscript")
+    runner, x = target.load(target.open(tmp_path / "net.pt", trust=True)), np.ones((2, 3, 8), np.float32)
+    with pytest.raises(Refused, match="where gradients are recorded") if is_refused else nullcontext():
+        assert np.array_equal(runner.answer([x])[0], runner.run([x])[0])

@@ -34,6 +34,8 @@ _WIDENED = (
 #: What hides what it does from who reads a graph; arguments with which nothing is drawn where they are false or 0.
 _HIDING = ("prim::CallMethod", "prim::CallFunction", "prim::fork")
 _INERT = ("train", "training", "dropout", "dropout_p")
+#: What asks whether somebody records gradients, as measuring does not.
+_MODES = ("aten::is_grad_enabled", "aten::is_inference", "prim::requires_grad")
 #: What gives memory as it was left, what fills all of a tensor, and what asks of what kind one is but reads no number.
 _UNCLEARED = re.compile(r"aten::(\w*empty\w*|resize_\w*)")
 _FILLING = re.compile(r"aten::(copy|fill|zero|normal|log_normal|uniform|exponential|bernoulli|random|geometric)_")
@@ -118,6 +120,8 @@ def f(*arrays):
             module = torch.jit.load(str(artifact.path), map_location="cpu")
         runner = TorchRunner(artifact, module, threads)
         runner.watch(*_of_chance(module))
+        graph: Any = module.inlined_graph
+        runner.asks_mode = any(node.kind() in _MODES for node in _nodes(graph))
         return runner
 
     def probe(self, asked: Probing) -> Probe:
