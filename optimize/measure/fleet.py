@@ -227,15 +227,33 @@ class Session:
         Raises:
             WorkerFailed: The artifact cannot run it, or answers far more than that.
         """
-        asked, answered = self._folder / "inputs.npz", self._own / "outputs.npz"
-        write_arrays(asked, list(inputs))
+        return self.outputs_of([inputs], numbers=numbers)[0]
+
+    def outputs_of(
+        self, batches: Sequence[Sequence[np.ndarray]], *, numbers: int | None = None
+    ) -> list[list[np.ndarray]]:
+        """Run batches one after another and return the flat outputs of each, which is asked and told at once.
+
+        Args:
+            batches: What it takes, each time; one at least.
+            numbers: How many another file answers to all of them, where this one is to answer alike.
+
+        Raises:
+            WorkerFailed: The artifact cannot run one of them, or answers far more than that.
+        """
+        asked, answered, runs = self._folder / "inputs.npz", self._own / "outputs.npz", len(batches)
+        write_arrays(asked, [array for batch in batches for array in batch])
         self.has_answered = True
-        self.ask("run", inputs=self._given(asked), outputs=self._wanted(answered))
+        self.ask("run", inputs=self._given(asked), outputs=self._wanted(answered), runs=runs)
         self._answered(answered)
         try:
-            return read_answer(self._own, answered.name, numbers)
+            found = read_answer(self._own, answered.name, numbers, runs)
         except Refused as error:
             raise self._fail(f"run: {error.what}") from error
+        if len(found) % runs:
+            raise self._fail(f"run: it left {len(found)} outputs of {runs} runs")
+        each = len(found) // runs
+        return [found[at * each : (at + 1) * each] for at in range(runs)]
 
     def peak_memory_bytes(self) -> int | None:
         """Return the largest resident memory of the process so far, None where the system does not say."""

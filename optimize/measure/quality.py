@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,8 @@ MOST_EMULATED, EMULATED_S = 8, 120.0
 HERE, APART_DB = "here", 1.0
 #: How near a file stays to its own answers, dB: kernels that add up in another order round other integers.
 _STEADY_DB = 40.0
+#: Batches that a file is asked for at once, at most, where all files answered so many in less time.
+_MOST_TOGETHER, _SHORT_S = 16, 0.1
 #: Flat inputs of a batch and its labels, None where there are none.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
 
@@ -57,6 +60,19 @@ class Quality:
     elsewhere: Mapping[str, Quality] = field(default_factory=dict)
 
 
+class _Asked(NamedTuple):
+    """A batch, whether nobody gave it, and whether answers to noise count."""
+
+    inputs: Sequence[np.ndarray]
+    labels: np.ndarray | None
+    made_up: bool
+    counted: bool
+
+    def counts(self, rounded: bool) -> bool:
+        """Say whether what a file answers to it is a judgement of the file, which rounds or does not."""
+        return self.counted or not (self.made_up and rounded)
+
+
 @dataclass
 class _Judge:
     session: Session
@@ -69,39 +85,41 @@ class _Judge:
     samples: int = 0
     seconds: float = 0.0
 
-    def outputs(self, inputs: Sequence[np.ndarray], numbers: int | None = None) -> list[np.ndarray]:
+    def outputs(self, batches: Sequence[Sequence[np.ndarray]], numbers: int | None = None) -> list[list[np.ndarray]]:
+        """Return the outputs of each batch."""
         start = time.monotonic()
-        found = self._answers(self.subject.arranged(inputs) if self.subject else inputs, numbers)
+        found = self._answers([self.subject.arranged(each) if self.subject else each for each in batches], numbers)
         self.seconds += time.monotonic() - start
-        self.samples += len(inputs[0]) if inputs and inputs[0].ndim else 1
-        self.digest = self.digest or digest(found)
+        self.samples += sum(map(_count, batches))
+        self.digest = self.digest or digest(found[0])
         return found
 
-    def _answers(self, arrays: Sequence[np.ndarray], numbers: int | None) -> list[np.ndarray]:
+    def _answers(self, batches: Sequence[Sequence[np.ndarray]], numbers: int | None) -> list[list[np.ndarray]]:
         """Return a file's outputs, of one that takes one sample a call also for many."""
-        count = len(arrays[0]) if arrays and arrays[0].ndim else 1
-        if count == 1 or fixed_batch(self.session.artifact.inputs) != 1:
-            return self.session.outputs(arrays, numbers=numbers)
-        each = ([array[at : at + 1] for array in arrays] for at in range(count))
-        parts = (self.session.outputs(one, numbers=numbers) for one in each)
-        return [np.concatenate([np.atleast_1d(part) for part in found]) for found in zip(*parts, strict=True)]
+        counts = [*map(_count, batches)]
+        if max(counts) == 1 or fixed_batch(self.session.artifact.inputs) != 1:
+            return self.session.outputs_of(batches, numbers=numbers)
+        each = [[array[at : at + 1] for array in batch] for batch in batches for at in range(_count(batch))]
+        parts = iter(self.session.outputs_of(each, numbers=numbers))
+        joined = (zip(*itertools.islice(parts, count), strict=True) for count in counts)
+        return [[np.concatenate([*map(np.atleast_1d, part)]) for part in found] for found in joined]
 
-    def update(
-        self, expected: Outputs, specs: Sequence[TensorSpec], batch: Batch, *, counted: bool, scored: bool
-    ) -> None:
-        inputs, labels = batch
+    def update(self, expected: Sequence[Outputs], specs: Sequence[TensorSpec], asked: Sequence[_Asked]) -> None:
+        """Ask for the answers to some batches, and compare them with those of the baseline."""
         if self.failure is not None:
             return
+        numbers = sum(array.size for outputs in expected for array in outputs.values())
         try:
-            found = self.outputs(inputs, sum(array.size for array in expected.values()))
+            answers = self.outputs([entry.inputs for entry in asked], numbers)
             places = places_of(specs, self.session.artifact.outputs)
-            found = [found[place] for place in places] if len(places) == len(found) else found
-            (self.agreement if counted else AgreementMeter()).update(list(expected.values()), found, list(expected))
+            for wanted, found, entry in zip(expected, answers, asked, strict=True):
+                found = [found[place] for place in places] if len(places) == len(found) else found
+                meter = self.agreement if entry.counts(self.rounded) else AgreementMeter()
+                meter.update(list(wanted.values()), found, list(wanted))
+                if not entry.made_up:
+                    self.accuracy.update(wanted, dict(zip(wanted, found, strict=True)), entry.labels)
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
-            return
-        if scored:
-            self.accuracy.update(expected, dict(zip(expected, found, strict=True)), labels)
 
     def result(self, *, judged: bool = True) -> Quality:
         if self.failure is not None:
@@ -145,23 +163,38 @@ def judge(
         _Judge(session, subject, AccuracyMeter(metric), failure=session.failure, rounded=session.artifact.is_rounded)
         for session, subject in itertools.zip_longest(fleet, subjects)
     )
-    rounded = [entry.rounded or baseline.rounded for entry in others]
-    marked = itertools.chain(((noise, batch) for batch in batches), ((True, batch) for batch in more_noise))
-    for made_up, batch in marked:  # each with whether it is made up
+    for entry in others:
+        entry.rounded |= baseline.rounded
+    asked = (_Asked(*batch, made_up=noise, counted=noise) for batch in batches)
+    more = (_Asked(*batch, made_up=True, counted=noise) for batch in more_noise)
+    specs = baseline.session.artifact.outputs
+    for group in _together(itertools.chain(asked, more)):
         try:
-            expected = _by_name(baseline.outputs(batch[0]), baseline.session.artifact)
+            answers = baseline.outputs([entry.inputs for entry in group])
         except WorkerFailed as error:
             reason = f"the baseline could not be run: {error}"
             return (Quality(failure=str(error)), *[Quality(failure=reason)] * len(others))
-        if not made_up:
-            baseline.accuracy.update(expected, expected, batch[1])
-        for entry, rounds in zip(others, rounded, strict=True):
-            counted = noise or not (made_up and rounds)
-            entry.update(expected, baseline.session.artifact.outputs, batch, counted=counted, scored=not made_up)
+        expected = [_by_name(found, baseline.session.artifact) for found in answers]
+        for wanted, given in zip(expected, group, strict=True):
+            if not given.made_up:
+                baseline.accuracy.update(wanted, wanted, given.labels)
+        for entry in others:
+            entry.update(expected, specs, group)
         if compare_only and all(entry.failure for entry in others):
             break
-    judged = (not (noise and rounds) for rounds in rounded)
-    return (baseline.result(), *(entry.result(judged=told) for entry, told in zip(others, judged, strict=True)))
+    return (baseline.result(), *(entry.result(judged=not (noise and entry.rounded)) for entry in others))
+
+
+def _together(asked: Iterator[_Asked]) -> Iterator[list[_Asked]]:
+    """Yield batches in groups that are asked at once: one first, and more as long as those before took no time.
+
+    To ask for one of a small file takes longer than to run it.
+    """
+    most = 1
+    while group := [*itertools.islice(asked, most)]:
+        start = time.monotonic()
+        yield group
+        most = min(2 * most, _MOST_TOGETHER) if time.monotonic() - start < _SHORT_S else max(most // 2, 1)
 
 
 def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> None:
@@ -177,6 +210,11 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
         if found is None or found.sqnr_db >= _STEADY_DB:
             return
     raise WorkerFailed(UNSTEADY, session.place)
+
+
+def _count(inputs: Sequence[np.ndarray]) -> int:
+    """Return how many samples a batch holds."""
+    return len(inputs[0]) if inputs and inputs[0].ndim else 1
 
 
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:

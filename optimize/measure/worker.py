@@ -4,8 +4,8 @@ Run as ``python -m optimize.measure.worker``. It imports NumPy and what the arti
 so that its peak memory is the memory a deployment of that file needs.
 
 Requests (key ``do``): ``ready`` asks nothing; ``load`` the artifact; ``prepare`` the inputs of a scenario and its
-callers; ``warm_up`` a scenario; run a ``block`` of it; ``run`` other inputs and write the outputs. A reply is
-``{"ok": true, ...}`` or ``{"ok": false, "error": ...}``.
+callers; ``warm_up`` a scenario; run a ``block`` of it; ``run`` other inputs, so many batches, and write the outputs. A
+reply is ``{"ok": true, ...}`` or ``{"ok": false, "error": ...}``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ class Worker:
         return [as_reals(array[draws.integers(0, array.size, _SAMPLED)]) for array in arrays]
 
     def _run(self, request: Mapping[str, Any]) -> Reply:
-        outputs = self._loaded().answer(self._checked(read_arrays(Path(request["inputs"]))))
+        arrays, runs = read_arrays(Path(request["inputs"])), request.get("runs", 1)
+        batches = [arrays[at * len(arrays) // runs : (at + 1) * len(arrays) // runs] for at in range(runs)]
+        outputs = [output for batch in batches for output in self._loaded().answer(self._checked(batch))]
         texts = next((place for place, output in enumerate(outputs, 1) if output.dtype == object), None)
         if texts is not None:
             raise Refused(
@@ -317,8 +319,14 @@ def read_arrays(path: Path) -> list[np.ndarray]:
         return [archive[f"arr_{index}"] for index in range(len(archive.files))]
 
 
-def read_answer(folder: Path, name: str, numbers: int | None = None) -> list[np.ndarray]:
+def read_answer(folder: Path, name: str, numbers: int | None = None, runs: int = 1) -> list[np.ndarray]:
     """Read the arrays that another process left in its folder, which it may have made something else of.
+
+    Args:
+        folder: Of the other process.
+        name: Of the file in it.
+        numbers: How many another file answers; None where there is none.
+        runs: How many times it was run.
 
     Raises:
         Refused: They are not a regular file of arrays, each as large as it says, that leaves room for others; or they
@@ -333,7 +341,7 @@ def read_answer(folder: Path, name: str, numbers: int | None = None) -> list[np.
             raise Refused(f"It answers {size >> 20} MiB where the other file answers {numbers:,} numbers.")
         # Its writer is still there, and could change what was looked at until it is read.
         arrays = Members(io.BytesIO(file.read(min(size, most_bytes))), name)
-    if len(arrays) > _MOST_OUTPUTS:
+    if len(arrays) > _MOST_OUTPUTS * runs:
         raise Refused(
             f"The process that ran the file left {len(arrays):,} outputs; a file has {_MOST_OUTPUTS:,} at most."
         )

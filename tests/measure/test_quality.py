@@ -47,12 +47,35 @@ def test_outputs_go_by_their_names_where_both_files_have_the_same(
         for each in ("ab", names)
     ]
     sessions: list[Any] = [
-        SimpleNamespace(artifact=subject.artifact, failure=None, outputs=lambda _, numbers, found=found: list(found))
+        SimpleNamespace(
+            artifact=subject.artifact, failure=None, outputs_of=lambda _, numbers, found=found: [list(found)]
+        )
         for subject, found in zip(subjects, ((X, 2 * X), answers), strict=True)
     ]
     _, quality = judge(sessions, [([X], None)])
     assert quality.agreement is not None and quality.agreement.max_abs_error == error
     assert ("by their places" in other_outputs(first, other)) is (names in ("cd", "aa"))
+
+
+def test_batches_are_asked_for_together_and_judged_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small file asking takes longer than running; the first batch is alone, for its outputs have a digest."""
+    sizes, draws = [1, 3, 2, 1, 1, 5, 1, 2, 1], np.random.default_rng(0)
+    batches = [draws.standard_normal((size, 3)).astype(np.float32) for size in sizes]
+    found, groups, ask = [], list[int](), Session.outputs_of
+
+    def outputs_of(session: Session, asked: Sequence[Any], **said: Any) -> list[list[np.ndarray]]:
+        groups.append(len(asked))
+        return ask(session, asked, **said)
+
+    monkeypatch.setattr(Session, "outputs_of", outputs_of)
+    monkeypatch.setattr(quality, "_SHORT_S", 1e9)
+    for most in (4, 1):
+        monkeypatch.setattr(quality, "_MOST_TOGETHER", most)
+        with Fleet([make(), make(factor=1.01)]) as fleet:
+            found.append(judge(fleet, [([batch], batch.argmax(1)) for batch in batches]))
+    assert groups[::2] == [1, 2, 4, 2] + [1] * len(sizes) == groups[1::2]
+    for together, apart in zip(*found, strict=True):
+        assert replace(together, seconds=0.0) == replace(apart, seconds=0.0) and together.samples == sum(sizes)
 
 
 def test_without_labels_there_is_no_accuracy(make: Make) -> None:
