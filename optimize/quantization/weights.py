@@ -1,6 +1,6 @@
 """Move a program's weights onto the grid that every target finds, with the calibration data in view, and back.
 
-Embeddings are rows of 8-bit integers with a scale each in INT8 files, beside layers that multiply in integers. A table
+Embeddings are 8-bit integers with a scale a column or a row in INT8 files, beside layers that multiply in integers. A table
 of 30,000 words is half of a small encoder. A look-up multiplies nothing, so its rounding costs no range: about 45 dB at
 a quarter of the bytes.
 
