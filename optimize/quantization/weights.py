@@ -1,8 +1,8 @@
 """Move a program's weights onto the grid that every target finds, with the calibration data in view, and back.
 
-Embeddings are 8-bit integers with a scale a column or a row in INT8 files, beside layers that multiply in integers. A table
-of 30,000 words is half of a small encoder. A look-up multiplies nothing, so its rounding costs no range: about 45 dB at
-a quarter of the bytes.
+Embeddings are 8-bit integers with a scale a column or a row in INT8 files, beside layers that multiply in integers. A
+table of 30,000 words is half of a small encoder. A look-up multiplies nothing, so its rounding costs no range: about 40
+dB at a quarter of the bytes.
 
 A 16-bit float type is a grid, too (``rounding.Grid``), so the least squares are those of INT8. It costs nothing at run
 time and gains 4 to 5 dB on convolutional networks (MobileNetV3 30.6 to 34.9, EfficientNet-Lite0 27.1 to 32.5; nothing
