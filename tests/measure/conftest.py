@@ -23,6 +23,7 @@ def making(folder: Path) -> Iterator[Callable[..., Artifact]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
         module = importlib.import_module("arithmetic_target")
+        registry._targets.pop(module.NAME, None)  # the first import registers it
         patch.setitem(registry._targets, module.NAME, module.ArithmeticTarget())
         count = iter(range(100))
         yield lambda **behaviour: module.artifact(folder / f"{next(count)}.json", **behaviour)
