@@ -27,9 +27,10 @@ from optimize.load.opening import capture_source
 from optimize.passes import FuseConvBN, QuantizeStatic
 from optimize.pipeline import Pipeline
 from optimize.program import Program
+from optimize.targets.onnx import torch_operators
 from optimize.targets.onnx.importing import OnnxGraph
 from optimize.targets.onnx.runner import open_session, session_options
-from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply
+from optimize.targets.onnx.torch_operators import _UNASKED, OPERATORS, OnnxCall, Unknown, apply
 from tests.test_cli import Typed
 
 #: Each has operators of its own; those of acnet and repvgg are of diverse_branch.
@@ -246,9 +247,42 @@ def test_an_attribute_that_changes_an_answer_is_named(operator: str, inputs: lis
         apply(OnnxCall.of(node, values, known, 18))
 
 
+@pytest.mark.parametrize("operator", sorted(OPERATORS.keys() - {"Linear"}))
+def test_what_a_rule_does_not_ask_for_is_named(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every operator that is read, in every opset that is: each attribute, and each input."""
+    monkeypatch.setitem(OPERATORS, operator, lambda call: call.values[0])
+    monkeypatch.setattr(torch_operators, "_UNREAD", {})
+    others = {"FLOAT": 77.0, "INT": 77, "STRING": "other", "TENSOR": onnx.numpy_helper.from_array(np.ones(1))}
+    for opset in range(9, onnx.defs.onnx_opset_version() + 1):
+        if not onnx.defs.has(operator, opset):
+            continue
+        schema = onnx.defs.get_schema(operator, opset)
+        for place, name in enumerate(entry.name for entry in schema.inputs):
+            call = OnnxCall.of(helper.make_node(operator, [""] * place + ["v"], ["y"]), {"v": torch.ones(2)}, {}, opset)
+            with (
+                pytest.raises(Unknown, match=f"its input '{name}'")
+                if name not in _UNASKED
+                else contextlib.nullcontext()
+            ):
+                apply(call)
+        for name, entry in schema.attributes.items():
+            kind = entry.type.name
+            value = others[kind] if kind in others else [others[kind.removesuffix("S")]]
+            call = OnnxCall.of(helper.make_node(operator, [""], ["y"], **{name: value}), {}, {}, opset)
+            with pytest.raises(Unknown, match=f"its '{name}'") if name not in _UNASKED else contextlib.nullcontext():
+                apply(call)
+
+
 def test_whole_numbers_have_the_attributes_of_their_operator_too() -> None:
     node, numbers = helper.make_node("Mod", ["a", "b"], ["y"], fmod=1), {"a": np.array([5, -3]), "b": np.array([3, 2])}
     assert apply(OnnxCall.of(node, numbers, numbers, 18))[0].tolist() == [2, -1]
+
+
+def test_an_input_that_changes_an_answer_is_named() -> None:
+    values = {"s": torch.ones(3, 1, 5), "p": torch.ones(1, 6), "w": torch.ones(8, 5), "r": torch.ones(8, 2)}
+    node = helper.make_node("LSTM", ["s", *[""] * 6, "p", "w", "r"], ["y"], hidden_size=2)
+    with pytest.raises(Unknown, match="its input 'P' is not read"):
+        apply(OnnxCall.of(node, values, {}, 18))
 
 
 def test_a_dropout_that_drops_is_named() -> None:

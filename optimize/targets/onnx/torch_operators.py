@@ -21,6 +21,9 @@ from optimize.regular import shown
 from optimize.targets.onnx.untrusted.inference import NodeView, Static, axes, inferred, slices
 from optimize.targets.onnx.untrusted.survey import GROWING
 
+#: What changes an answer in training alone, and the region that a Resize takes in a mode that is not read.
+_UNASKED = frozenset({"momentum", "ratio", "seed", "roi"})
+
 
 class Unknown(Exception):
     """What a call asks for that is not known here, as half a sentence."""
@@ -34,14 +37,14 @@ class OnnxCall(NodeView):
         values: A tensor, an array, or None where an input is left out; arrays hold whole numbers, or symbols of them.
         opset: Of the file.
         outputs: How many are read.
-        read: The attributes that were asked for.
+        read: The attributes, and the places of the inputs, that were asked for.
     """
 
     kinds = "biufO"
     values: Sequence[Any]
     opset: int
     outputs: int
-    read: set[str] = field(default_factory=set, repr=False)
+    read: set[str | int] = field(default_factory=set, repr=False)
 
     @classmethod
     def of(cls, node: onnx.NodeProto, values: Mapping[str, Any], known: Mapping[str, Any], opset: int) -> OnnxCall:
@@ -64,8 +67,14 @@ class OnnxCall(NodeView):
         found = super().attribute(name, default)
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the sizes of an input."""
+        self.read.add(index)
+        return super().shape(index)
+
     def numbers(self, index: int, name: str = "", default: Any = None) -> Any:
         """Return the numbers of an input, or of the attribute that it was once; the default where there is neither."""
+        self.read.add(index)
         if index >= len(self.inputs) or self.inputs[index] is None:
             return self.attribute(name, default)
         try:
@@ -80,9 +89,14 @@ class OnnxCall(NodeView):
             raise Unknown(f"its input {index} is computed from data")
         return found[0] if isinstance(found, list) else found
 
+    def value(self, index: int) -> Any:
+        """Return an input as it is, None where it is left out."""
+        self.read.add(index)
+        return self.values[index] if index < len(self.values) else None
+
     def tensor(self, index: int) -> Any:
         """Return an input as a tensor, None where it is left out."""
-        value = self.values[index] if index < len(self.values) else None
+        value = self.value(index)
         return None if value is None else as_tensor(value)
 
     @property
@@ -116,23 +130,32 @@ def apply(call: OnnxCall) -> tuple[Any, ...]:
         known = inferred(call).value
         if known is not None and known.dtype.kind in "biuO" and not _overlooked(call):
             return (known,)
+        call.read.clear()
     is_unread, reason = _UNREAD.get(call.op, (None, ""))
     if is_unread is not None and is_unread(call):
         raise Unknown(reason)
     found = OPERATORS[call.op](call)
     if overlooked := _overlooked(call):
-        raise Unknown(f"its '{shown(overlooked)}' is not read, and is not ONNX's default")
+        raise Unknown(overlooked)
     return found if isinstance(found, tuple) else (found,)
 
 
 def _overlooked(call: OnnxCall) -> str:
-    """Return an attribute that was not read though it is not ONNX's default; empty where there is none."""
-    for name in sorted(call.attributes.keys() - call.read - {"momentum", "ratio", "seed"}):  # of training
+    """Return what a call has and its rule did not ask for, as half a sentence; empty where there is nothing.
+
+    An attribute that is ONNX's default asks for nothing.
+    """
+    for index, value in enumerate(call.values):
+        if value is not None and index not in call.read:
+            names = [entry.name for entry in onnx.defs.get_schema(call.op, call.opset).inputs] + [str(index)]
+            if (name := names[min(index, len(names) - 1)]) not in _UNASKED:
+                return f"its input '{name}' is not read"
+    for name in sorted(call.attributes.keys() - call.read - _UNASKED):
         schema = onnx.defs.get_schema(call.op, call.opset).attributes.get(name)
         usual = helper.get_attribute_value(schema.default_value) if schema and schema.default_value.type else None
         value = super(OnnxCall, call).attribute(name)
         if not (math.isclose(value, usual, rel_tol=1e-6) if isinstance(usual, float) else value == usual):
-            return name
+            return f"its '{shown(name)}' is not read, and is not ONNX's default"
     return ""
 
 
@@ -238,7 +261,8 @@ def _gemm(call: OnnxCall) -> Any:
 def _recurrent(call: OnnxCall) -> Any:
     """Run a layer whose weights are its inputs from the ninth on, as torch has them."""
     both, hidden = call.attribute("direction", "forward") == "bidirectional", call.attribute("hidden_size")
-    x, weights, directions = call.x, call.tensors[8:], 2 if both else 1
+    x, weights = call.x, [call.tensor(index) for index in range(8, len(call.values))]
+    directions = 2 if both else 1
     if call.op == "GRU" and not call.attribute("linear_before_reset", 0):
         raise Unknown("it resets before its product, which torch's does not")
     states = [
@@ -294,7 +318,7 @@ def _slice(call: OnnxCall) -> Any:
 
 
 def _gather(call: OnnxCall) -> Any:
-    x, axis, index = call.x, call.attribute("axis", 0) % call.x.dim(), call.values[1]
+    x, axis, index = call.x, call.attribute("axis", 0) % call.x.dim(), call.value(1)
     if isinstance(index, np.ndarray) and index.ndim == 0:
         return torch.select(x, axis, index.item())
     index = call.tensor(1).to(torch.int64)
@@ -334,9 +358,7 @@ def _resize(call: OnnxCall) -> Any:
     place = 1 if call.op == "Upsample" or call.opset < 11 else 2
     mode, dims, is_new = call.attribute("mode", "nearest"), call.x.dim() - 2, place == 2
     where = call.attribute("coordinate_transformation_mode", "half_pixel" if is_new else "asymmetric")
-    known = call.inputs[place] if place < len(call.inputs) else None
-    scales = [] if known is None or known.value is None else list(map(float, known.value.flat))
-    sizes = call.numbers(3)
+    scales, sizes = call.numbers(place, default=[]), call.numbers(3)
     others = call.attribute("antialias", 0) or call.attribute("axes") or (scales and scales[:2] != [1, 1])
     if others or not (scales or sizes):
         raise Unknown("it smooths, or resizes batch and channels, or its scales are computed from data")
@@ -359,7 +381,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Ceil": torch.ceil, "Round": torch.round, "Sign": torch.sign, "Sin": torch.sin, "Cos": torch.cos,
     "Not": torch.logical_not, "Tan": torch.tan, "Atan": torch.atan, "Asin": torch.asin, "Acos": torch.acos,
     "Sinh": torch.sinh, "Cosh": torch.cosh, "IsNaN": torch.isnan, "And": torch.logical_and, "Or": torch.logical_or,
-    "Xor": torch.logical_xor, "MatMul": torch.matmul, "Dropout": lambda x, *_: x, "Identity": lambda x: x,
+    "Xor": torch.logical_xor, "MatMul": torch.matmul, "Identity": lambda x: x,
     "Det": torch.det, "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Pow": torch.pow, "Equal": torch.eq,
     "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "Where": torch.where,
     "Selu": F.selu, "PRelu": lambda x, slope: torch.where(x >= 0, x, x * slope),
@@ -390,6 +412,7 @@ OPERATORS: dict[str, _Rule] = {
     "Celu": lambda c: F.celu(c.x, c.attribute("alpha", 1.0)),
     "Gelu": lambda c: F.gelu(c.x, approximate=c.attribute("approximate", "none")),
     "HardSigmoid": _hard_sigmoid,
+    "Dropout": lambda c: c.x,
     "Clip": lambda c: torch.clamp(c.x, c.number(1, "min"), c.number(2, "max")),
     "Softmax": lambda c: F.softmax(c.x, _softmax_axis(c)),
     "LogSoftmax": lambda c: F.log_softmax(c.x, _softmax_axis(c)),
