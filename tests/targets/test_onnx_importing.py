@@ -301,6 +301,48 @@ def test_a_file_without_outputs_is_not_called_old(tmp_path: Path) -> None:
             OnnxGraph(model, tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize("opsets", [(13, 12), (12, 13)])
+def test_a_file_of_two_opsets_is_of_neither(opsets: tuple[int, int], tmp_path: Path) -> None:
+    graph_ = onnx.load(graph_file(tmp_path / "net.onnx", helper.make_node("Softmax", ["x"], ["y"]))).graph
+    model = helper.make_model(graph_, opset_imports=[helper.make_opsetid("", opset) for opset in opsets], ir_version=9)
+    with pytest.raises(Refused, match=r"says that it is of several opsets: \[12, 13\]"):
+        OnnxGraph(model, tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_weight_that_is_turned_takes_no_name_of_the_file(is_stored: bool, tmp_path: Path) -> None:
+    v, doubled = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32), np.float32(2)
+    stored = {"v": v, "v_turned": v @ v} if is_stored else {"v": v, "two": np.array(doubled)}
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["a"])]
+    nodes += [] if is_stored else [helper.make_node("Mul", ["x", "two"], ["v_turned"])]
+    nodes += [helper.make_node("MatMul", ["a", "v"], ["b"])]
+    nodes += [helper.make_node("MatMul" if is_stored else "Add", ["b", "v_turned"], ["y"])]
+    path = graph_file(tmp_path / "net.onnx", *nodes, **stored)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-4, atol=1e-4)
+
+
+def test_recurrent_layers_of_one_path_keep_their_own_weights(tmp_path: Path) -> None:
+    """Weights that are made have names of their own where the names of nodes differ by a sign alone."""
+    generator = np.random.default_rng(0)
+    stored = {
+        f"{kind}{place}": generator.standard_normal((1, 8, size)).astype(np.float32)
+        for place in (0, 1)
+        for kind, size in (("w", 8), ("r", 2))
+    }
+    layers = [
+        helper.make_node("LSTM", ["s", f"w{place}", f"r{place}"], [f"y{place}"], name=name, hidden_size=2)
+        for place, name in enumerate(("a/b", "a.b"))
+    ]
+    first, last = (
+        helper.make_node("ReduceMean", ["x"], ["s"], axes=[1], keepdims=0),
+        helper.make_node("Sub", ["y0", "y1"], ["y"]),
+    )
+    path = graph_file(tmp_path / "net.onnx", first, *layers, last, **stored)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(opened(path).run((x,))[0], answered(path, x), rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
     x = REFERENCES["resnet"].inputs(4)
     program = optimize.capture(built("resnet"), (x,))

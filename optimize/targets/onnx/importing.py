@@ -27,6 +27,8 @@ from optimize.targets.onnx.runner import import_runtime, open_session, session_o
 from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply, as_tensor, torch_type
 
 _NO_OPSET_BEFORE = 9
+#: The names of ONNX's own domain.
+_OWN = ("", "ai.onnx")
 #: Numbers of a small array: what axes, sizes and bounds are made of.
 _SMALL = 64
 _INTEGERS = ("Integer", "QuantizeLinear", "QLinear", "DynamicQuantize", "QGemm", "MatMulNBits")
@@ -56,9 +58,11 @@ class OnnxGraph(ForeignGraph):
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         super().__init__()
         self._path, self._model = path, onnx.inliner.inline_local_functions(model) if model.functions else model
-        self._opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        self._opset = next((entry.version for entry in self._model.opset_import if entry.domain in _OWN), 1)
         self._refuse_others()
         graph_ = self._model.graph
+        self._names = {name for node in graph_.node for name in node.output}
+        self._names |= {entry.name for entry in (*graph_.input, *graph_.initializer)}
         stored = {tensor.name: numpy_helper.to_array(tensor, str(path.parent)) for tensor in graph_.initializer}
         self._inputs = [entry for entry in graph_.input if entry.name not in stored]
         self._outputs = [entry.name for entry in graph_.output]
@@ -149,7 +153,7 @@ class OnnxGraph(ForeignGraph):
             if node.op_type in _ORDERS:
                 yield self._recurrent(node, stored)
             elif weight in stored and stored[weight].ndim == 2:
-                turned = weight if readers[weight] == 1 else f"{weight}_turned"
+                turned = weight if readers[weight] == 1 else self._free(f"{weight}_turned")
                 stored[turned] = np.ascontiguousarray(stored[weight].T)
                 output, add = node.output[0], adds.get(node.output[0])
                 inputs = [] if add is None or readers[output] > 1 else list(add.input)
@@ -169,7 +173,7 @@ class OnnxGraph(ForeignGraph):
         for side in range(len(w)):
             parts = [w[side], r[side], *(np.split(bias[0][side], 2) if bias else ())]
             for kind, part in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), parts, strict=False):
-                names.append(f"{scope}/{kind}_l0{'_reverse' if side else ''}")
+                names.append(self._free(f"{scope}/{kind}_l0{'_reverse' if side else ''}"))
                 stored[names[-1]] = np.concatenate([np.split(part, len(order))[gate] for gate in order])
         made = onnx.NodeProto()
         made.CopyFrom(node)
@@ -177,6 +181,13 @@ class OnnxGraph(ForeignGraph):
         rest = (*node.input[4:], *[""] * 4)[:4]
         made.input.extend([node.input[0], "", "", "", *rest, *names])
         return made
+
+    def _free(self, name: str) -> str:
+        """Return a name that nothing in the file has, nor anything made before."""
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
 
     def _own(self, path: str, value: np.ndarray) -> None:
         if hasattr(self._place(path.rpartition(".")[0]), path.rpartition(".")[2]):
@@ -202,10 +213,12 @@ class OnnxGraph(ForeignGraph):
         if integers := next((op for op in calls if any(word in op for word in _INTEGERS)), None):
             raise Refused(f"'{path}' is quantized already (it calls {shown(integers)}).", hint=_QUANTIZED_HINT)
         known = OPERATORS.keys() | {"Constant"}
-        others = {node.op_type for node in self._model.graph.node if node.domain not in ("", "ai.onnx")}
+        others = {node.op_type for node in self._model.graph.node if node.domain not in _OWN}
         if missing := sorted({op for op in calls if op not in known or op == "Linear"} | others):
             named = ", ".join(map(shown, missing[:8]))
             raise Refused(f"'{path}' calls operators of ONNX that are not read: {named}.", hint=_HINT)
+        if len(opsets := {entry.version for entry in self._model.opset_import if entry.domain in _OWN}) > 1:
+            raise Refused(f"'{path}' says that it is of several opsets: {sorted(opsets)}.", hint=_HINT)
         if self._opset < _NO_OPSET_BEFORE:
             raise Refused(f"'{path}' is of opset {self._opset}; {_NO_OPSET_BEFORE} and later are read.", hint=_HINT)
         if not self._model.graph.output:
