@@ -142,6 +142,10 @@ CASES = {
     "steps": helper.make_node("Slice", ["x", "zeros", "ends", "", "steps"], ["y"]),
     "asymmetric": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]),
     "same": helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2], auto_pad="VALID"),
+    "valid": helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], auto_pad="VALID", pads=[1] * 4),
+    "kept": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], auto_pad="SAME_LOWER", pads=[1] * 4),
+    "wide": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], pads=[2] * 4),
+    "places": helper.make_node("MaxPool", ["x"], ["y", "unread"], kernel_shape=[3, 3]),
     "space": helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2),
     "slope": helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3),
     "hard": helper.make_node("HardSigmoid", ["x"], ["y"]),
@@ -211,6 +215,16 @@ def test_a_fixed_batch_stays_and_is_said(tmp_path: Path) -> None:
             helper.make_node("Pad", ["x", "p"], ["y"], mode="reflect"),
             "Pad 'y' cannot be read: it pads by reflect beside",
         ),
+        (
+            helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], dilations=[2, 2], auto_pad="SAME_UPPER"),
+            "it is dilated and padded to keep its size",
+        ),
+        (
+            helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], ceil_mode=1, pads=[0, 0, 1, 1]),
+            "its size is rounded up behind uneven padding",
+        ),
+        (helper.make_node("MaxPool", ["x"], ["p", "y"], kernel_shape=[2, 2]), "its output 'y' is not read"),
+        (helper.make_node("Dropout", ["x"], ["d", "y"]), "its output 'y' is not read"),
     ],
 )
 def test_what_is_not_read_is_named(node: onnx.NodeProto, message: str, tmp_path: Path) -> None:
@@ -271,6 +285,27 @@ def test_what_a_rule_does_not_ask_for_is_named(operator: str, monkeypatch: pytes
             call = OnnxCall.of(helper.make_node(operator, [""], ["y"], **{name: value}), {}, {}, opset)
             with pytest.raises(Unknown, match=f"its '{name}'") if name not in _UNASKED else contextlib.nullcontext():
                 apply(call)
+
+
+def test_what_is_stored_otherwise_than_as_numbers_in_a_row_is_named(tmp_path: Path) -> None:
+    values, places = helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0]), helper.make_tensor("", 7, [1], [3])
+    sparse = helper.make_sparse_tensor(values, places, [8])
+    path = graph_file(tmp_path / "net.onnx", helper.make_node("Add", ["x", "s"], ["y"]))
+    for held in ({"sparse_value": sparse}, {"value_strings": [b"a"]}, None):
+        model = onnx.load(path)
+        if held is None:
+            model.graph.sparse_initializer.append(sparse)
+        else:
+            model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], **held))
+        with pytest.raises(Refused, match="stores 's' as text, sparse, or in a type not read"):
+            OnnxGraph(model, path)
+
+
+def test_a_text_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
+    path = graph_file(tmp_path / "net.onnx", helper.make_node("Relu", ["x"], ["y"]))
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("Constant", [], ["s"], value_strings=[b"a"]))
+    assert OnnxGraph(model, path)(torch.ones(1, 3, 8, 8)).sum() == 3 * 8 * 8
 
 
 def test_whole_numbers_have_the_attributes_of_their_operator_too() -> None:

@@ -64,10 +64,17 @@ class OnnxGraph(ForeignGraph):
         self._names = {name for node in graph_.node for name in node.output}
         self._names |= {entry.name for entry in (*graph_.input, *graph_.initializer)}
         stored = {tensor.name: numpy_helper.to_array(tensor, str(path.parent)) for tensor in graph_.initializer}
+        stored |= {each.values.name: np.array(each, object) for each in graph_.sparse_initializer}
         self._inputs = [entry for entry in graph_.input if entry.name not in stored]
         self._outputs = [entry.name for entry in graph_.output]
         nodes = list(self._as_torch_has_them(_without_constants(graph_.node, stored, self._opset), stored))
-        read = {name for node in nodes for name in node.input} | set(self._outputs)
+        self._read = read = {name for node in nodes for name in node.input} | set(self._outputs)
+        if other := next(
+            (name for name in sorted(read & stored.keys()) if stored[name].dtype.kind not in "biuf"), None
+        ):
+            raise Refused(
+                f"'{shown(path)}' stores '{shown(other)}' as text, sparse, or in a type not read.", hint=_HINT
+            )
         self._known = {name: value for name, value in stored.items() if name in read and value.size <= _SMALL}
         self._numbers = {
             name: value for name, value in self._known.items() if value.dtype in (np.int64, np.int32) and value.ndim < 2
@@ -120,6 +127,8 @@ class OnnxGraph(ForeignGraph):
                 found = self.get_submodule(scope)(call) if scope else apply(call)
             except Unknown as error:
                 raise self._refusal(node, str(error)) from error
+            if missing := next((name for name in node.output[len(found) :] if name in self._read), None):
+                raise self._refusal(node, f"its output '{shown(missing)}' is not read")
             values |= zip(node.output, found, strict=False)
         outputs = tuple(as_tensor(values[name]) for name in self._outputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -238,10 +247,11 @@ def _without_constants(
         if node.op_type == "Constant":
             value, name = helper.get_attribute_value(node.attribute[0]), node.attribute[0].name
             is_tensor = isinstance(value, onnx.TensorProto)
-            kind = np.int64 if "int" in name else np.float32
+            kind = np.int64 if "int" in name else np.float32 if "float" in name else object
             stored[node.output[0]] = numpy_helper.to_array(value) if is_tensor else np.array(value, kind)
             continue
-        if node.op_type not in _ORDERS and all(name in stored for name in node.input if name):
+        are_numbers = all(name in stored and stored[name].dtype.kind in "biuf" for name in node.input if name)
+        if node.op_type not in _ORDERS and are_numbers:
             try:
                 found = apply(OnnxCall.of(node, stored, stored, opset))
             except Unknown:  # is told where the graph is run
@@ -249,7 +259,8 @@ def _without_constants(
             else:
                 arrays = (value.numpy() if isinstance(value, torch.Tensor) else value for value in found)
                 stored |= zip(node.output, arrays, strict=False)
-                continue
+                if len(found) >= len(node.output):  # one that is missing is told where the graph is run too
+                    continue
         left.append(node)
     return left
 

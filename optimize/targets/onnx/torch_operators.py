@@ -36,7 +36,7 @@ class OnnxCall(NodeView):
     Attributes:
         values: A tensor, an array, or None where an input is left out; arrays hold whole numbers, or symbols of them.
         opset: Of the file.
-        outputs: How many are read.
+        outputs: How many it has.
         read: The attributes, and the places of the inputs, that were asked for.
     """
 
@@ -59,7 +59,7 @@ class OnnxCall(NodeView):
             for value, number in zip(taken, held, strict=True)
         ]
         attributes = {entry.name: entry for entry in node.attribute}
-        return cls(node.op_type, inputs, attributes, taken, opset, sum(map(bool, node.output)))
+        return cls(node.op_type, inputs, attributes, taken, opset, len(node.output))
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute; text is text."""
@@ -216,13 +216,18 @@ def _slide(call: OnnxCall) -> Any:
     strides, dilations, extra = (
         call.attribute(name, [fill] * dims) for name, fill in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
-    pads = list(call.attribute("pads", [0] * 2 * dims))
+    pads, none = list(call.attribute("pads", [0] * 2 * dims)), [0] * 2 * dims
+    pads = pads if auto == "NOTSET" else none  # VALID
     if auto.startswith("SAME"):
         sizes = zip(x.shape[2:], kernel, strides, dilations, strict=True)
         sums = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, k, step, d in sizes]
         small, large = [each // 2 for each in sums], [each - each // 2 for each in sums]
         pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
     is_even = pads[:dims] == pads[dims:]
+    if call.op.endswith("Pool"):  # torch pads by half a kernel at most
+        is_even = is_even and all(2 * pad <= k for pad, k in zip(pads, kernel, strict=False))
+        if (ceil and not is_even) or (auto.startswith("SAME") and set(dilations) != {1}):
+            raise Unknown("its size is rounded up behind uneven padding, or it is dilated and padded to keep its size")
     if not is_even:
         x = F.pad(x, _torch_pads(pads), value=-math.inf if call.op == "MaxPool" else 0.0)
     pads = pads[:dims] if is_even else [0] * dims
@@ -475,13 +480,12 @@ _UNREAD: dict[str, tuple[Callable[[OnnxCall], Any], str]] = {
     **dict.fromkeys(
         ("ArgMax", "ArgMin"), (lambda c: c.attribute("select_last_index", 0), "it selects the last of equals")
     ),
-    "MaxPool": (lambda c: c.outputs > 1, "its indices are read"),
     "Dropout": (lambda c: c.number(2, default=False), "it is in training mode"),
     "CumSum": (lambda c: c.attribute("exclusive", 0) or c.attribute("reverse", 0), "it is exclusive or reversed"),
     "BatchNormalization": (lambda c: c.attribute("training_mode", 0), "it is in training mode"),
     "GroupNormalization": (lambda c: c.opset < 21, "before opset 21 its scale is one a group"),
     "LayerNormalization": (
-        lambda c: c.outputs > 1 or c.attribute("axis", -1) % c.x.dim() != c.x.dim() - c.tensor(1).dim(),
+        lambda c: c.attribute("axis", -1) % c.x.dim() != c.x.dim() - c.tensor(1).dim(),
         "its scale has another shape than what it normalises",
     ),
 }
