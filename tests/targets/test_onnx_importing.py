@@ -229,8 +229,9 @@ def test_a_fixed_batch_stays_and_is_said(tmp_path: Path) -> None:
 )
 def test_what_is_not_read_is_named(node: onnx.NodeProto, message: str, tmp_path: Path) -> None:
     stored = {"p": np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int64)} if node.op_type == "Pad" else {}
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(Refused, match=message) as refusal:
         opened(graph_file(tmp_path / "net.onnx", node, **stored))
+    assert "--input-shape" not in str(refusal.value), "the inputs are not at fault"
 
 
 @pytest.mark.parametrize(
