@@ -288,6 +288,73 @@ def test_what_a_rule_does_not_ask_for_is_named(operator: str, monkeypatch: pytes
                 apply(call)
 
 
+#: What a number ``q`` is computed by of the batch ``n``, or of what is stored.
+WHOLE = {
+    "wrapped": [helper.make_node("Cast", ["n"], ["q"], to=TensorProto.UINT8)],
+    "towards zero": [helper.make_node("Neg", ["n"], ["m"]), helper.make_node("Div", ["m", "seven"], ["q"])],
+    "exact": [helper.make_node("Div", ["big", "one"], ["b"]), helper.make_node("Sub", ["b", "big"], ["q"])],
+    "towards zero, stored": [helper.make_node("Div", ["less", "seven"], ["q"])],
+    "root": [helper.make_node("Pow", ["seven", "half"], ["q"])],
+    "root of the batch": [helper.make_node("Pow", ["n", "half"], ["q"])],
+    "square": [helper.make_node("Pow", ["n", "two"], ["q"])],
+    "all axes": [helper.make_node("ReduceSum", ["row", "none"], ["q"], keepdims=0)],
+    "no axes": [helper.make_node("ReduceSum", ["row", "none"], ["q"], keepdims=0, noop_with_empty_axes=1)],
+    "of 32 bits": [
+        helper.make_node("Cast", ["row"], ["r"], to=TensorProto.INT32),
+        helper.make_node("Max", ["r", "wide"], ["w"]),
+        helper.make_node("ReduceSum", ["w"], ["q"]),
+    ],
+    "of some of 32 bits": [
+        helper.make_node("ReduceMax", ["x"], ["t"], keepdims=0),
+        helper.make_node("Cast", ["t"], ["i"], to=TensorProto.INT32),
+        helper.make_node("Sub", ["i", "i"], ["z"]),
+        helper.make_node("Add", ["z", "wide"], ["w"]),
+        helper.make_node("Expand", ["w", "seven"], ["e"]),
+        helper.make_node("ReduceSum", ["e"], ["q"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_whole_numbers_are_what_the_runtime_computes(case: str, tmp_path: Path) -> None:
+    """At a batch that no byte holds."""
+    stored = {
+        "seven": np.array([7]), "big": np.array([2**60 + 1]), "one": np.array([1]), "half": np.array([0.5], np.float32),
+        "two": np.array([2]), "row": np.array([1, 2, 4, 8, 1, 2, 4, 8]), "none": np.array([], np.int64),
+        "wide": np.array([2**30], np.int32), "less": np.array([-13]),
+    }  # fmt: skip
+    path = graph_file(
+        tmp_path / "net.onnx",
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        *WHOLE[case],
+        helper.make_node("Cast", ["q"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "f"], ["y"]),
+        **stored,
+    )
+    program = opened(path)
+    for batch in (1, 300):
+        x = torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(program.run((x,))[0], answered(path, x))
+
+
+@pytest.mark.parametrize("operator", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
+def test_a_reduction_over_no_axes_that_still_computes_is_named(operator: str) -> None:
+    node = helper.make_node(operator, ["x"], ["y"], noop_with_empty_axes=1)
+    with pytest.raises(Unknown, match="it reduces over no axes"):
+        apply(OnnxCall.of(node, {"x": torch.ones(2)}, {}, 18))
+
+
+def test_a_row_is_flattened_to_a_column() -> None:
+    node = helper.make_node("Flatten", ["x"], ["y"])
+    assert apply(OnnxCall.of(node, {"x": torch.ones(3)}, {}, 18))[0].shape == (3, 1)
+
+
+def test_floats_of_eight_bits_are_named() -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E5M2)
+    with pytest.raises(Unknown, match="it makes numbers of a type that is not read"):
+        apply(OnnxCall.of(node, {"x": torch.ones(2)}, {}, 19))
+
+
 def test_what_is_stored_otherwise_than_as_numbers_in_a_row_is_named(tmp_path: Path) -> None:
     values, places = helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0]), helper.make_tensor("", 7, [1], [3])
     sparse = helper.make_sparse_tensor(values, places, [8])

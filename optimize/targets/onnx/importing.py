@@ -69,9 +69,7 @@ class OnnxGraph(ForeignGraph):
         self._outputs = [entry.name for entry in graph_.output]
         nodes = list(self._as_torch_has_them(_without_constants(graph_.node, stored, self._opset), stored))
         self._read = read = {name for node in nodes for name in node.input} | set(self._outputs)
-        if other := next(
-            (name for name in sorted(read & stored.keys()) if stored[name].dtype.kind not in "biuf"), None
-        ):
+        if other := next((name for name in sorted(read & stored.keys()) if not _is_numbers(stored[name])), None):
             raise Refused(
                 f"'{shown(path)}' stores '{shown(other)}' as text, sparse, or in a type not read.", hint=_HINT
             )
@@ -238,6 +236,11 @@ class OnnxGraph(ForeignGraph):
         return Refused(f"'{shown(self._path)}': {node.op_type} '{name}' cannot be read: {reason}.", hint=_HINT)
 
 
+def _is_numbers(value: np.ndarray) -> bool:
+    """Say whether a value is of a type of numpy's own: no text, nothing sparse, no floats of eight bits."""
+    return value.dtype.isbuiltin == 1 and value.dtype != object
+
+
 def _without_constants(
     nodes: Sequence[onnx.NodeProto], stored: dict[str, np.ndarray], opset: int
 ) -> list[onnx.NodeProto]:
@@ -250,7 +253,7 @@ def _without_constants(
             kind = np.int64 if "int" in name else np.float32 if "float" in name else object
             stored[node.output[0]] = numpy_helper.to_array(value) if is_tensor else np.array(value, kind)
             continue
-        are_numbers = all(name in stored and stored[name].dtype.kind in "biuf" for name in node.input if name)
+        are_numbers = all(name in stored and _is_numbers(stored[name]) for name in node.input if name)
         if node.op_type not in _ORDERS and are_numbers:
             try:
                 found = apply(OnnxCall.of(node, stored, stored, opset))

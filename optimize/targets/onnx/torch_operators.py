@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
 from optimize.regular import shown
-from optimize.targets.onnx.untrusted.inference import NodeView, Static, axes, inferred, slices
+from optimize.targets.onnx.untrusted.inference import NodeView, Static, axes, inferred, slices, small_power
 from optimize.targets.onnx.untrusted.survey import GROWING
 
 #: What changes an answer in training alone, and the region that a Resize takes in a mode that is not read.
@@ -99,6 +99,12 @@ class OnnxCall(NodeView):
         value = self.value(index)
         return None if value is None else as_tensor(value)
 
+    def known(self, index: int) -> np.ndarray | None:
+        """Return the numbers of an input that are known before it runs, None where they are not."""
+        self.read.add(index)
+        found = self.inputs[index] if index < len(self.inputs) else None
+        return None if found is None else found.value
+
     @property
     def tensors(self) -> list[Any]:
         """All inputs as tensors."""
@@ -166,9 +172,12 @@ def torch_type(kind: int) -> torch.dtype:
         Unknown: It has none.
     """
     try:
-        found: torch.dtype = getattr(torch, np.dtype(helper.tensor_dtype_to_np_dtype(kind)).name)
+        named = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+        if named.isbuiltin != 1 and named.name != "bfloat16":  # torch rounds to eight bits otherwise
+            raise KeyError(named)
+        found: torch.dtype = getattr(torch, named.name)
     except (AttributeError, KeyError, TypeError) as error:
-        raise Unknown(f"torch has no type {kind}") from error
+        raise Unknown(f"it makes numbers of a type that is not read ({kind} in ONNX)") from error
     return found
 
 
@@ -179,8 +188,29 @@ _ZERO = numpy_helper.from_array(np.zeros(1, np.float32))
 def _reduced(call: OnnxCall) -> Any:
     over, keep = call.numbers(1, "axes"), bool(call.attribute("keepdims", 1))
     if call.attribute("noop_with_empty_axes", 0) and not over:
+        if call.op in ("ReduceL1", "ReduceL2", "ReduceSumSquare"):
+            raise Unknown("it reduces over no axes, which runtimes differ in")
         return call.x
-    return _REDUCED[call.op](call.x, list(over or range(call.x.dim())), keep)
+    found = _REDUCED[call.op](call.x, list(over or range(call.x.dim())), keep)
+    if found.dtype != call.x.dtype and not call.x.is_floating_point():  # torch sums up in longer numbers
+        limits = torch.iinfo(call.x.dtype)
+        found = found.clamp(limits.min, limits.max)
+    return _as(call.x, found)
+
+
+def _as(x: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Return what was found in numbers of the kind of ``x``, where torch takes others than ONNX."""
+    return found if found.dtype == x.dtype else found.to(x.dtype)
+
+
+def _power(call: OnnxCall) -> Any:
+    """Return a power; of whole numbers by way of floats, as ONNX Runtime does where it is no square and no cube."""
+    x, exponent = call.tensors
+    if x.is_floating_point():
+        return _as(x, torch.pow(x, exponent))
+    if (whole := small_power(call.known(1))) is not None:
+        return torch.pow(x, whole)
+    return torch.pow(x.double(), exponent.double()).to(x.dtype)
 
 
 def _mean(x: torch.Tensor, over: Sequence[int], keep: bool) -> torch.Tensor:
@@ -294,6 +324,11 @@ def _reshape(call: OnnxCall) -> Any:
     return call.x.reshape(sizes)
 
 
+def _flatten(call: OnnxCall) -> Any:
+    axis = call.attribute("axis", 1)
+    return call.x.flatten(1) if axis == 1 < call.x.dim() else call.x.reshape(math.prod(call.x.shape[:axis]), -1)
+
+
 def _squeeze(call: OnnxCall) -> Any:
     over = call.numbers(1, "axes")
     if over is None:
@@ -387,7 +422,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Not": torch.logical_not, "Tan": torch.tan, "Atan": torch.atan, "Asin": torch.asin, "Acos": torch.acos,
     "Sinh": torch.sinh, "Cosh": torch.cosh, "IsNaN": torch.isnan, "And": torch.logical_and, "Or": torch.logical_or,
     "Xor": torch.logical_xor, "MatMul": torch.matmul, "Identity": lambda x: x,
-    "Det": torch.det, "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Pow": torch.pow, "Equal": torch.eq,
+    "Det": torch.det, "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Equal": torch.eq,
     "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "Where": torch.where,
     "Selu": F.selu, "PRelu": lambda x, slope: torch.where(x >= 0, x, x * slope),
     "CastLike": lambda x, like: x.to(like.dtype),
@@ -417,6 +452,7 @@ OPERATORS: dict[str, _Rule] = {
     "Celu": lambda c: F.celu(c.x, c.attribute("alpha", 1.0)),
     "Gelu": lambda c: F.gelu(c.x, approximate=c.attribute("approximate", "none")),
     "HardSigmoid": _hard_sigmoid,
+    "Pow": _power,
     "Dropout": lambda c: c.x,
     "Clip": lambda c: torch.clamp(c.x, c.number(1, "min"), c.number(2, "max")),
     "Softmax": lambda c: F.softmax(c.x, _softmax_axis(c)),
@@ -429,7 +465,7 @@ OPERATORS: dict[str, _Rule] = {
     "TopK": lambda c: tuple(
         torch.topk(c.x, c.number(1, "k"), c.attribute("axis", -1), bool(c.attribute("largest", 1)))
     ),
-    "CumSum": lambda c: torch.cumsum(c.x, int(c.number(1))),
+    "CumSum": lambda c: _as(c.x, torch.cumsum(c.x, int(c.number(1)))),
     "BatchNormalization": lambda c: F.batch_norm(
         c.x, c.tensor(3), c.tensor(4), c.tensor(1), c.tensor(2), False, 0.0, _eps(c)
     ),
@@ -444,9 +480,7 @@ OPERATORS: dict[str, _Rule] = {
     "Shape": lambda c: inferred(c).value,
     "Size": lambda c: inferred(c).value,
     "Reshape": _reshape, "Squeeze": _squeeze,
-    "Flatten": lambda c: (
-        c.x.flatten(1) if c.attribute("axis", 1) == 1 else c.x.reshape(math.prod(c.x.shape[: c.attribute("axis")]), -1)
-    ),
+    "Flatten": _flatten,
     "Unsqueeze": lambda c: reduce(torch.unsqueeze, sorted(axes(c, c.x.dim() + len(c.numbers(1, "axes")))), c.x),
     "Transpose": lambda c: torch.permute(c.x, c.attribute("perm", list(range(c.x.dim()))[::-1])),
     "Concat": lambda c: torch.cat(c.tensors, c.attribute("axis")),
@@ -460,7 +494,7 @@ OPERATORS: dict[str, _Rule] = {
     "ConstantOfShape": lambda c: torch.full(
         c.numbers(0), (value := numpy_helper.to_array(c.attribute("value", _ZERO))).item(), dtype=as_tensor(value).dtype
     ),
-    "Range": lambda c: torch.arange(*map(c.number, range(3))),
+    "Range": lambda c: torch.arange(*map(c.number, range(3)), dtype=c.x.dtype),
     "Trilu": lambda c: (torch.triu if c.attribute("upper", 1) else torch.tril)(c.x, int(c.number(1, default=0))),
     "DepthToSpace": lambda c: F.pixel_shuffle(
         c.x if c.attribute("mode") == "CRD" else _swapped(c.x, c.attribute("blocksize") ** 2, -1),

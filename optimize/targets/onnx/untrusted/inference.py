@@ -201,10 +201,15 @@ def _transposed(call: NodeView) -> Shape:
 
 def _reduced(call: NodeView) -> Shape:
     shape, kept = call.shape(0), call.attribute("keepdims", 1)
-    given = len(call.inputs) > 1 or "axes" in call.attributes
-    gone = axes(call, len(shape)) if given else range(len(shape))
+    gone = _gone(call, len(shape))
     sizes = [1 if axis in gone else size for axis, size in enumerate(shape)]
     return tuple(size for axis, size in enumerate(sizes) if kept or axis not in gone)
+
+
+def _gone(call: NodeView, rank: int) -> Sequence[int]:
+    """Return the axes that a reduction goes over: all of them where it names none, or none where it says so."""
+    given = "axes" in call.attributes or any(entry is not None for entry in call.inputs[1:])
+    return (axes(call, rank) if given else []) or range(0 if call.attribute("noop_with_empty_axes", 0) else rank)
 
 
 def _asked(index: int, name: str = "") -> Callable[[NodeView], Shape]:
@@ -297,10 +302,10 @@ def _folded(function: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
 
 #: Numbers of broadcast inputs.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": np.power, "Mod": np.mod, "Equal": np.equal,
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Mod": np.mod, "Equal": np.equal,
     "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal,
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Where": np.where,
-    "Div": lambda a, b: _divided(a, b),
+    "Div": lambda a, b: _divided(a, b), "Pow": lambda a, b: _raised(a, b),
     "Max": lambda *values: _folded(np.maximum, values), "Min": lambda *values: _folded(np.minimum, values),
     "Sum": lambda *values: _folded(np.add, values), "Mean": lambda *values: _folded(np.add, values) / len(values),
     "Identity": np.asarray, "Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Ceil": np.ceil, "Sqrt": np.sqrt,
@@ -315,9 +320,27 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _divided(a: Any, b: Any) -> Any:
-    if object in (a.dtype, b.dtype):
-        return a // b
-    return np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b
+    if "f" in (a.dtype.kind, b.dtype.kind):
+        return a / b
+    return np.where((a < 0) == (b < 0), a // b, -(a // -b))  # towards zero; symbols may be negative too
+
+
+def small_power(exponent: np.ndarray | None) -> int | None:
+    """Return the exponent of a square or a cube, which ONNX Runtime multiplies; None of another."""
+    if exponent is None or exponent.size != 1 or exponent.dtype == object:
+        return None
+    return int(exponent.item()) if exponent.item() in (2, 3) else None
+
+
+def _raised(a: Any, b: Any) -> Any:
+    """Return a power, in numbers of the kind of its base; of whole ones by way of floats, as ONNX Runtime does."""
+    if (whole := small_power(b)) is not None:
+        return np.power(a, np.asarray(whole, None if a.dtype == object else a.dtype))
+    if "O" not in (a.dtype.kind, b.dtype.kind):
+        return np.power(a.astype(float), b.astype(float)).astype(a.dtype)
+    if b.dtype.kind not in "iu" or (b < 0).any():
+        raise KeyError("a symbol, which stands for a whole number")
+    return np.power(a, b)
 
 
 def _sizes(call: NodeView) -> Any:
@@ -328,8 +351,8 @@ def _sizes(call: NodeView) -> Any:
 
 def _cast(call: NodeView, values: Sequence[Any]) -> Any:
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(call.attribute("to")))
-    if kind.kind not in ("iu" if values[0].dtype == object else "biuf"):
-        raise KeyError("text, or a symbol, which stands for a whole number")
+    if kind not in (np.int32, np.int64) if values[0].dtype == object else kind.kind not in "biuf":
+        raise KeyError("text, or a symbol, which stands for a whole number of any size")
     return values[0] if values[0].dtype == object else values[0].astype(kind)
 
 
@@ -346,9 +369,11 @@ def _cut(call: NodeView, values: Sequence[Any]) -> Any:
 
 
 def _total(call: NodeView, values: Sequence[Any]) -> Any:
-    given = len(call.inputs) > 1 or "axes" in call.attributes
-    over = tuple(axes(call, values[0].ndim)) if given else None
-    return _REDUCTIONS[call.op](values[0], axis=over)
+    found = _REDUCTIONS[call.op](values[0], axis=tuple(_gone(call, values[0].ndim)))
+    if values[0].dtype.kind not in "iu":
+        return found
+    limits = np.iinfo(values[0].dtype)  # numpy sums up in longer numbers, which ONNX Runtime cuts
+    return np.clip(found, limits.min, limits.max).astype(values[0].dtype)
 
 
 _VALUES: dict[str, Callable[[NodeView, Sequence[Any]], Any]] = {
@@ -361,7 +386,7 @@ _VALUES: dict[str, Callable[[NodeView, Sequence[Any]], Any]] = {
     "Gather": lambda call, values: np.take(values[0], values[1].astype(np.int64), call.attribute("axis", 0)),
     "Transpose": lambda call, values: values[0].transpose(call.attribute("perm")),
     "Tile": lambda call, values: np.tile(values[0], values[1]),
-    "Range": lambda call, values: np.arange(*(value.item() for value in values)),
+    "Range": lambda call, values: np.arange(*(value.item() for value in values), dtype=values[0].dtype),
     "Expand": lambda call, values: np.broadcast_to(values[0], together([values[0].shape, tuple(values[1])])),
     "Cast": _cast, "ConstantOfShape": _filled, "Slice": _cut,
 }  # fmt: skip
