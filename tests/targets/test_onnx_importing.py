@@ -146,6 +146,7 @@ CASES = {
     "kept": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], auto_pad="SAME_LOWER", pads=[1] * 4),
     "wide": helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], pads=[2] * 4),
     "places": helper.make_node("MaxPool", ["x"], ["y", "unread"], kernel_shape=[3, 3]),
+    "unbounded": helper.make_node("Clip", ["x"], ["y"]),
     "space": helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2),
     "slope": helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3),
     "hard": helper.make_node("HardSigmoid", ["x"], ["y"]),
@@ -335,6 +336,50 @@ def test_whole_numbers_are_what_the_runtime_computes(case: str, tmp_path: Path) 
     for batch in (1, 300):
         x = torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(program.run((x,))[0], answered(path, x))
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2**31 - 1, -(2**63), -9])
+@pytest.mark.parametrize("start", [-1, 2, -9])
+def test_numbers_are_taken_backwards_as_the_runtime_does(start: int, end: int, tmp_path: Path) -> None:
+    bounds = {"start": start, "end": end, "axis": 0, "step": -1}
+    stored = {"row": np.arange(8), **{name: np.array([value]) for name, value in bounds.items()}}
+    path = graph_file(
+        tmp_path / "net.onnx",
+        helper.make_node("Slice", ["row", "start", "end", "axis", "step"], ["s"]),
+        helper.make_node("ReduceSum", ["s"], ["t"], keepdims=0),
+        helper.make_node("Cast", ["t"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "f"], ["y"]),
+        **stored,
+    )
+    x = torch.zeros(1, 3, 8, 8)
+    torch.testing.assert_close(OnnxGraph(onnx.load(path), path)(x), answered(path, x))
+
+
+@pytest.mark.parametrize(
+    ("known", "attributes", "message"),
+    [
+        ({"scales": np.array([1, 1, 2, 2], np.float32)}, {"mode": "nearest", "nearest_mode": "floor"}, "nearest, half"),
+        ({"sizes": np.array([1, 6, 8, 8])}, {"mode": "linear"}, "resizes batch and channels"),
+        (
+            {"sizes": np.array([1, 3, 1, 8])},
+            {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+            "one row or column",
+        ),
+    ],
+)
+def test_resizing_that_torch_does_otherwise_is_named(known: Any, attributes: Any, message: str) -> None:
+    inputs = ["x", "", "scales"] if "scales" in known else ["x", "", "", "sizes"]
+    node = helper.make_node("Resize", inputs, ["y"], **attributes)
+    with pytest.raises(Unknown, match=message):
+        apply(OnnxCall.of(node, {"x": torch.ones(1, 3, 4, 4), **known}, known, 13))
+
+
+def test_a_norm_whose_statistics_are_taken_is_in_training() -> None:
+    """Before an attribute said so."""
+    values = {"x": torch.ones(2, 3), **dict.fromkeys("sbmv", torch.ones(3))}
+    node = helper.make_node("BatchNormalization", ["x", *"sbmv"], ["y", "m1", "v1"])
+    with pytest.raises(Unknown, match="training mode"):
+        apply(OnnxCall.of(node, values, {}, 9))
 
 
 @pytest.mark.parametrize("operator", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])

@@ -121,7 +121,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if value.dtype != object:
-        return torch.tensor(value)
+        return torch.tensor(value.copy())  # one that goes backwards is no tensor
     return torch.stack([torch.scalar_tensor(each, dtype=torch.int64) for each in value.flat]).reshape(value.shape)
 
 
@@ -225,6 +225,11 @@ def _hard_sigmoid(call: OnnxCall) -> Any:
     if math.isclose(slope, 1 / 6, rel_tol=1e-5) and middle == 0.5:
         return F.hardsigmoid(call.x)
     return torch.clamp(call.x * slope + middle, 0, 1)
+
+
+def _clip(call: OnnxCall) -> Any:
+    bounds = call.number(1, "min"), call.number(2, "max")
+    return call.x if bounds == (None, None) else torch.clamp(call.x, *bounds)
 
 
 def _eps(call: OnnxCall) -> float:
@@ -383,6 +388,8 @@ def _pad(call: OnnxCall) -> Any:
         whole[axis], whole[rank + axis] = pads[place], pads[len(over) + place]
     if mode == "constant":
         return F.pad(call.x, _torch_pads(whole), value=float(call.number(2, "value", 0.0)))
+    if not any(whole):
+        return call.x
     names = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     if mode not in names or any(whole[:2] + whole[rank : rank + 2]):
         raise Unknown(f"it pads by {shown(mode)} beside height and width")
@@ -400,12 +407,18 @@ def _resize(call: OnnxCall) -> Any:
     where = call.attribute("coordinate_transformation_mode", "half_pixel" if is_new else "asymmetric")
     scales, sizes = call.numbers(place, default=[]), call.numbers(3)
     others = call.attribute("antialias", 0) or call.attribute("axes") or (scales and scales[:2] != [1, 1])
-    if others or not (scales or sizes):
+    if others or bool(scales) == bool(sizes) or (sizes and sizes[:2] != list(call.x.shape[:2])):
         raise Unknown("it smooths, or resizes batch and channels, or its scales are computed from data")
     whole = bool(scales) and all(scale >= 1 and scale == int(scale) for scale in scales)
     wanted = {"size": sizes[2:]} if sizes else {"scale_factor": scales[2:]}
+    found = (
+        sizes[2:] if sizes else [int(size * scale) for size, scale in zip(call.x.shape[2:], scales[2:], strict=True)]
+    )
+    if where == "pytorch_half_pixel" and 1 in found:
+        raise Unknown("it resizes to one row or column, whose place torch takes from its middle")
     nearest = call.attribute("nearest_mode", "round_prefer_floor" if is_new else "floor")
-    if mode == "nearest" and ((where, nearest) == ("asymmetric", "floor") or (whole and where == "half_pixel")):
+    is_middle = whole and where == "half_pixel" and nearest.startswith("round")
+    if mode == "nearest" and ((where, nearest) == ("asymmetric", "floor") or is_middle):
         return F.interpolate(call.x, mode="nearest", **wanted)
     names = {"linear": ("linear", "bilinear", "trilinear")[dims - 1], "cubic": "bicubic"}
     is_cubic = mode == "cubic" and dims == 2 and math.isclose(call.attribute("cubic_coeff_a", -0.75), -0.75)
@@ -454,7 +467,7 @@ OPERATORS: dict[str, _Rule] = {
     "HardSigmoid": _hard_sigmoid,
     "Pow": _power,
     "Dropout": lambda c: c.x,
-    "Clip": lambda c: torch.clamp(c.x, c.number(1, "min"), c.number(2, "max")),
+    "Clip": _clip,
     "Softmax": lambda c: F.softmax(c.x, _softmax_axis(c)),
     "LogSoftmax": lambda c: F.log_softmax(c.x, _softmax_axis(c)),
     **dict.fromkeys(_SLIDING, _slide),
@@ -516,7 +529,10 @@ _UNREAD: dict[str, tuple[Callable[[OnnxCall], Any], str]] = {
     ),
     "Dropout": (lambda c: c.number(2, default=False), "it is in training mode"),
     "CumSum": (lambda c: c.attribute("exclusive", 0) or c.attribute("reverse", 0), "it is exclusive or reversed"),
-    "BatchNormalization": (lambda c: c.attribute("training_mode", 0), "it is in training mode"),
+    "BatchNormalization": (
+        lambda c: c.attribute("training_mode", 0) or (c.opset < 14 and c.outputs > 1),
+        "it is in training mode",
+    ),
     "GroupNormalization": (lambda c: c.opset < 21, "before opset 21 its scale is one a group"),
     "LayerNormalization": (
         lambda c: c.attribute("axis", -1) % c.x.dim() != c.x.dim() - c.tensor(1).dim(),

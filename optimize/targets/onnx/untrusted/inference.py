@@ -132,14 +132,22 @@ def _sliced(call: NodeView) -> Shape:
     return tuple(sizes)
 
 
+_LARGEST = (2**31 - 1, 2**63 - 1)
+
+
 def slices(call: NodeView, rank: int) -> list[tuple[int, slice]]:
     """Return the parts that a Slice takes, each with its axis."""
     starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
     given = [index < len(call.inputs) and call.inputs[index] is not None for index in (3, 4)]
     named = call.numbers(3, "axes") if given[0] or "axes" in call.attributes else list(range(len(starts)))
     steps = call.numbers(4) if given[1] else [1] * len(starts)
-    parts = map(slice, starts, ends, steps)
-    return [(axis % rank, part) for axis, part in zip(named, parts, strict=True)]
+    placed = [(axis % rank, slice(*part)) for axis, *part in zip(named, starts, ends, steps, strict=True)]
+    return [(axis, part if part.step > 0 else _backwards(part, call.shape(0)[axis])) for axis, part in placed]
+
+
+def _backwards(part: slice, size: int) -> slice:
+    """Return a part that goes backwards as Python has it: it begins inside, and the largest end is the front."""
+    return slice(max(part.start, -size), ~part.stop if part.stop in _LARGEST else part.stop, part.step)
 
 
 def _tiled(call: NodeView) -> Shape:
