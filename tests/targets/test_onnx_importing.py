@@ -295,6 +295,7 @@ WHOLE = {
     "towards zero": [helper.make_node("Neg", ["n"], ["m"]), helper.make_node("Div", ["m", "seven"], ["q"])],
     "exact": [helper.make_node("Div", ["big", "one"], ["b"]), helper.make_node("Sub", ["b", "big"], ["q"])],
     "towards zero, stored": [helper.make_node("Div", ["less", "seven"], ["q"])],
+    "size": [helper.make_node("Size", ["x"], ["q"])],
     "root": [helper.make_node("Pow", ["seven", "half"], ["q"])],
     "root of the batch": [helper.make_node("Pow", ["n", "half"], ["q"])],
     "square": [helper.make_node("Pow", ["n", "two"], ["q"])],

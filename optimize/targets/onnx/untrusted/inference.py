@@ -281,7 +281,7 @@ def attempt(rule: Callable[[], Any]) -> Any:
 def _evaluated(call: NodeView, shape: Shape) -> np.ndarray | None:
     values = [None if entry is None else entry.value for entry in call.inputs]
     if call.op in ("Shape", "Size"):
-        return _VALUES[call.op](call, [])
+        return np.asarray(_VALUES[call.op](call, []))
     if not all(_is_numbers(value, call.kinds) for value in values):
         return None
     found = np.asarray(_VALUES[call.op](call, values))
