@@ -458,6 +458,24 @@ def test_a_file_of_two_opsets_is_of_neither(opsets: tuple[int, int], tmp_path: P
         OnnxGraph(model, tmp_path / "net.onnx")
 
 
+def test_a_function_by_the_name_of_an_operator_of_the_runtime_is_named(tmp_path: Path) -> None:
+    """ONNX Runtime calls its own."""
+    path = graph_file(tmp_path / "net.onnx", helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft"))
+    model, opset = onnx.load(path), helper.make_opsetid("com.microsoft", 1)
+    model.opset_import.append(opset)
+    body = [helper.make_node("Neg", ["a"], ["b"])]
+    model.functions.append(helper.make_function("com.microsoft", "Gelu", ["a"], ["b"], body, model.opset_import))
+    onnx.save(model, path)
+    with pytest.raises(Refused, match="has a function by the name of an operator of a runtime, 'Gelu'"):
+        opened(path)
+
+
+def test_a_value_that_comes_too_late_is_named(tmp_path: Path) -> None:
+    nodes = helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])
+    with pytest.raises(Refused, match="Relu 'y' cannot be read: nothing before it computes 'a'"):
+        opened(graph_file(tmp_path / "net.onnx", *nodes))
+
+
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_a_weight_that_is_turned_takes_no_name_of_the_file(is_stored: bool, tmp_path: Path) -> None:
     v, doubled = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32), np.float32(2)

@@ -29,6 +29,8 @@ from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, 
 _NO_OPSET_BEFORE = 9
 #: The names of ONNX's own domain.
 _OWN = ("", "ai.onnx")
+#: How domains begin in which a runtime has operators of its own, which go before functions of a file.
+_RUNTIMES = ("ai.onnx", "com.microsoft")
 #: Numbers of a small array: what axes, sizes and bounds are made of.
 _SMALL = 64
 _INTEGERS = ("Integer", "QuantizeLinear", "QLinear", "DynamicQuantize", "QGemm", "MatMulNBits")
@@ -57,6 +59,11 @@ class OnnxGraph(ForeignGraph):
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         super().__init__()
+        if hidden := next((each.name for each in model.functions if each.domain.startswith(_RUNTIMES)), None):
+            raise Refused(
+                f"'{shown(path)}' has a function by the name of an operator of a runtime, '{shown(hidden)}'.",
+                hint=_HINT,
+            )
         self._path, self._model = path, onnx.inliner.inline_local_functions(model) if model.functions else model
         self._opset = next((entry.version for entry in self._model.opset_import if entry.domain in _OWN), 1)
         self._refuse_others()
@@ -120,8 +127,8 @@ class OnnxGraph(ForeignGraph):
         values: dict[str, Any] = {entry.name: value for entry, value in zip(self._inputs, inputs, strict=True)}
         values |= self._numbers | {name: graph.attribute(self, path) for name, path in self._weights.items()}
         for node, scope in self._steps:
-            call = OnnxCall.of(node, values, self._known, self._opset)
             try:
+                call = OnnxCall.of(node, values, self._known, self._opset)
                 found = self.get_submodule(scope)(call) if scope else apply(call)
             except Unknown as error:
                 raise self._refusal(node, str(error)) from error

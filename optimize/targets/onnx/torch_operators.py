@@ -48,7 +48,13 @@ class OnnxCall(NodeView):
 
     @classmethod
     def of(cls, node: onnx.NodeProto, values: Mapping[str, Any], known: Mapping[str, Any], opset: int) -> OnnxCall:
-        """Return the call of a node with values by name, and the stored numbers that are known before it runs."""
+        """Return the call of a node with values by name, and the stored numbers that are known before it runs.
+
+        Raises:
+            Unknown: It reads what no value goes by the name of.
+        """
+        if missing := next((name for name in node.input if name and name not in values), None):
+            raise Unknown(f"nothing before it computes '{shown(missing)}'")
         taken = [values[name] if name else None for name in node.input]
         held = [
             value if isinstance(value, np.ndarray) else known.get(name)
