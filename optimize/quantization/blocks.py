@@ -184,7 +184,8 @@ def round_table(table: torch.Tensor) -> torch.Tensor:
     """Round a table of rows to 8 bits: with a scale a column, which takes hardly any bytes, or a scale a row.
 
     Rows are read one by one, and those of small numbers lose most where columns have the scales: columns have them
-    where 99 of 100 rows keep 30 dB.
+    where 99 of 100 rows keep 30 dB. Nothing is clipped: the largest numbers are those of the words that are read most
+    (a text encoder's columns: 38.8 dB over the words of texts, 31.5 with the clips of the least squared error).
 
     Args:
         table: Finite float32 ``[rows, columns]``.
@@ -192,9 +193,9 @@ def round_table(table: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 ``[rows, columns]``; :func:`read_columns` finds the integers of columns, :func:`read_blocks` of rows.
     """
-    rounded = round_to_blocks(table.T, 8, 0).T.contiguous()
+    rounded = read_blocks(table.T, 8, 0).weight.T.contiguous()
     lost = (rounded - table).square().sum(1) > _LOST * table.square().sum(1)
-    return round_to_blocks(table, 8, 0) if lost.float().mean() > _OTHERS else rounded
+    return read_blocks(table, 8, 0).weight if lost.float().mean() > _OTHERS else rounded
 
 
 def read_columns(table: torch.Tensor) -> Blocks | None:
