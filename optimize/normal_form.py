@@ -221,6 +221,8 @@ def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
     if len(between) != 3 or str([between[0], between[2]]) != str([before[0], after[3]]):
         return
     samples, heads, _, width = cast(list[Any], sizes)
+    if [shape[0], samples, heads, width].count(-1) > 1:
+        return
     with module.graph.inserting_before(node):
         split = module.graph.call_function(aten.reshape.default, (source, [shape[0], samples, heads, width]))
     split.meta = {**joined.meta, "val": node.meta["val"].permute(2, 0, 1, 3)}

@@ -278,3 +278,13 @@ def test_a_reshape_that_parts_no_heads_is_left_as_it_is() -> None:
 
     net, x = Mixed(), torch.randn(5, 2, 8)
     assert torch.equal(optimize.capture(net, (x,))(x), net(x))
+
+
+def test_heads_whose_sizes_are_left_to_torch_twice_are_left_as_they_are() -> None:
+    class Left(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            joined = x.relu().view(-1, x.shape[1] * 2, 4)
+            return joined.transpose(0, 1).view(-1, 2, x.shape[0], 4)
+
+    net, x = Left(), torch.randn(3, 5, 8)
+    assert torch.equal(optimize.capture(net, (x,))(x), net(x))
