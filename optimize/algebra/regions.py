@@ -271,7 +271,9 @@ class Regions:
             self.obstacles[node] = "its border windows divide by the number of pixels inside"
             return None
         pool = affine.average(source.shape[1], taps, stride, [(side, side) for side in padding])
-        if pool.sizes(self.layout.sizes(source)) != self.layout.sizes(result):
+        sizes = self.layout.sizes(source)
+        hangs = graph.argument(node, "ceil_mode") and None in sizes  # of a free size some do
+        if hangs or pool.sizes(sizes) != self.layout.sizes(result):
             self.obstacles[node] = "its last windows hang over the border (ceil_mode)"
             return None
         return pool

@@ -326,3 +326,12 @@ def test_a_path_to_leave_that_names_no_block_is_refused() -> None:
     program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
     with pytest.raises(UsageError, match=r"no block of branches is at 'blocks\.l'\.\nDid you mean 'blocks"):
         optimize.Reparameterize(leave=("blocks.l",)).apply(program)
+
+
+def test_a_pool_that_may_hang_over_a_free_border_is_left_alone() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.AvgPool2d(2, ceil_mode=True)).eval()
+    merged, _ = optimize.Reparameterize().apply(optimize.capture(net, (torch.zeros(2, 3, 8, 8),), dynamic_size=True))
+    for side in (8, 9):
+        x = torch.randn(2, 3, side, side)
+        with torch.no_grad():
+            torch.testing.assert_close(merged(x), net(x))
