@@ -32,6 +32,17 @@ class Causal(Attention):
         return self.output(self.mixed(x, mask).transpose(1, 2).flatten(2))
 
 
+class Fixed(Attention):
+    """The mask is a constant of two axes, for all samples and heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1))
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
+        return self.output(self.mixed(x + seen[..., None], self.mask).transpose(1, 2).flatten(2))
+
+
 class Lowest(Attention):
     """The mask is the lowest number in place of -inf: who sees nothing but such sees all of them alike."""
 
@@ -62,10 +73,10 @@ def captured(net: type[Attention]) -> Program:
     return optimize.capture(net().eval(), inputs(4, True))
 
 
-NETS = [Masked, ByKey, Causal, Lowest, Bare, Headless]
+NETS = [Masked, ByKey, Causal, Fixed, Lowest, Bare, Headless]
 
 
-@pytest.mark.parametrize(("net", "count"), [*zip(NETS, (1, 1, 1, 0, 1, 1), strict=True), (Attention, 0)])
+@pytest.mark.parametrize(("net", "count"), [*zip(NETS, (1, 1, 1, 1, 0, 1, 1), strict=True), (Attention, 0)])
 def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention], count: int) -> None:
     torch.manual_seed(0)
     module, masked = net().eval(), net is not Attention
@@ -96,6 +107,18 @@ def test_weights_over_another_axis_are_left() -> None:
     given = (torch.randn(2, 4, 8), torch.zeros(2, 4, 4).index_fill(1, torch.tensor([1]), -torch.inf))
     model = to_onnx(optimize.capture(Across().eval(), given))[0]
     assert "IsNaN" in [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("low", [-1e9, -torch.inf])
+def test_a_module_that_looks_for_nan_itself_is_left(low: float) -> None:
+    class Guarded(nn.Module):
+        def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+            weights = torch.softmax(x @ x.transpose(1, 2) + torch.where(seen[:, None] > 0, 0.0, low), -1)
+            return torch.where(torch.isnan(weights), 0.0, weights) @ x
+
+    net, given = Guarded().eval(), inputs(2, True)
+    model = to_onnx(optimize.capture(net, given))[0]
+    np.testing.assert_allclose(answer(model, given), net(*given).numpy(), atol=2e-6)
 
 
 @installed

@@ -6,7 +6,7 @@ The keys are transposed in one step. The exporter swaps the last two axes of the
 Rows that see nothing are zeros. PyTorch takes a boolean mask for ``-inf`` and gives zeros for a row without anything
 else. The exporter takes it for the lowest number there is, which gives a mean, and looks for NaN among the attention
 weights, where there is none: two passes over the largest values, behind which no runtime knows an attention. Here the
-result of such a row is multiplied by zero instead.
+result of such a row is multiplied by zero instead, or replaced by zeros where the mask is a constant.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def zero_unseen_rows(model: ir.Model) -> None:
     """Let masks say which rows see nothing, in place, and nothing look for NaN among attention weights."""
     known = dict[ir.Value, ir.Value]()
     for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
-        weights, (_, mask) = _guarded(softmax.outputs[0]), scores_of(softmax.inputs[0])
+        weights, (_, mask) = _guarded(softmax), scores_of(softmax.inputs[0])
         mixed = None if weights is None else only_reader(weights, "MatMul")
         if weights is None or mixed is None or mixed.inputs[0] is not weights or not _is_of_seen(mask, softmax):
             continue
@@ -66,10 +66,15 @@ def zero_unseen_rows(model: ir.Model) -> None:
         if mask not in known:
             known[mask] = _sees_anything(model.graph, mask)
         replace(weights, softmax.outputs[0])
-        result = mixed.outputs[0]
-        shown = add(model.graph, "Mul", [result, known[mask]], name=f"{name_of(result)}_seen", like=result)
+        result, kind, at = mixed.outputs[0], "Mul", 0
+        inputs: list[ir.Value | None] = [result, known[mask]]
+        if _has_unseen(mask):  # zeros in a constant are no factors: OpenVINO takes those for scales in INT8
+            assert mask.dtype is not None
+            sees, zero = operator_of(known[mask]).inputs[0], np.zeros((), mask.dtype.numpy())
+            kind, at, inputs = "Where", 1, [sees, result, store(model.graph, "zero", zero)]
+        shown = add(model.graph, kind, inputs, name=f"{name_of(result)}_seen", like=result)
         replace(result, shown)
-        operator_of(shown).replace_input_with(0, result)
+        operator_of(shown).replace_input_with(at, result)
     tidy(model)
 
 
@@ -87,7 +92,7 @@ def scores_of(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None]:
 def _is_of_seen(mask: ir.Value | None, softmax: ir.Node) -> bool:
     """Say whether a mask is zero for what is seen and else the lowest number, along the axis that a softmax is over."""
     shape, scores = None if mask is None else mask.shape, softmax.outputs[0].shape
-    if mask is None or shape is None or scores is None or len(shape) != len(scores):
+    if mask is None or shape is None or scores is None or not 0 < len(shape) <= len(scores):
         return False
     array, chosen = constant(mask), maker(mask, "Where")
     numbers = [scalar(value) for value in chosen.inputs[1:]] if chosen is not None else []
@@ -97,14 +102,24 @@ def _is_of_seen(mask: ir.Value | None, softmax: ir.Node) -> bool:
     return bool(known) and softmax.attributes.get_int("axis", -1) in (-1, len(scores) - 1)
 
 
-def _guarded(weights: ir.Value) -> ir.Value | None:
-    """Return the attention weights with zeros in place of NaN, if nothing else reads them."""
+def _has_unseen(mask: ir.Value) -> bool:
+    """Say whether a mask is a constant by which some row sees nothing."""
+    array = constant(mask)
+    return array is not None and bool((array < _LOW).all(-1).any())
+
+
+def _guarded(softmax: ir.Node) -> ir.Value | None:
+    """Return the attention weights with zeros in place of NaN, if nothing else reads them.
+
+    The exporter's own, which come with the softmax from one call: a module that looks for NaN itself means NaN.
+    """
+    weights = softmax.outputs[0]
     users = readers(weights)
     nan = next((user for user in users if user.op_type == "IsNaN"), None)
     choice = only_reader(nan.outputs[0], "Where") if nan is not None else None
     if len(users) != 2 or choice is None or scalar(choice.inputs[1]) != 0 or choice.inputs[2] is not weights:
         return None
-    return choice.outputs[0]
+    return choice.outputs[0] if choice.metadata_props == softmax.metadata_props else None
 
 
 def _sees_anything(graph: ir.Graph, mask: ir.Value) -> ir.Value:
