@@ -59,6 +59,14 @@ class ByKey(Attention):
         return self.output(self.mixed(x, seen[:, None, None]).transpose(1, 2).flatten(2))
 
 
+class OneSample(Attention):
+    """All queries look at the keys of one sample, which the operator does not take."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.split(self.query(x)), self.split(self.key(x[:1])), self.split(self.value(x[:1]))
+        return functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
 class Packed(Attention):
     """One projection gives all three, as in most vision transformers."""
 
@@ -115,7 +123,7 @@ def test_it_is_one_operator_at_any_length(net: nn.Module, masked: bool, count: i
             np.testing.assert_allclose(answer(model, given), net(*given).numpy(), atol=2e-6)
 
 
-@pytest.mark.parametrize(("net", "masked"), [(ByKey(), True), (Packed(), False)])
+@pytest.mark.parametrize(("net", "masked"), [(ByKey(), True), (Packed(), False), (OneSample(), False)])
 def test_another_form_is_left(net: nn.Module, masked: bool) -> None:
     model = lowered(net, masked)
     before = [node.op_type for node in model.graph]

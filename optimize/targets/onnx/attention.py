@@ -49,7 +49,7 @@ def fuse_attention(model: ir.Model) -> int:
     """Write every attention over heads as one ``MultiHeadAttention``, in place; return how many.
 
     Left as they are: attentions whose heads are not split off the last axis of ``[N, T, H D]`` (all three projected in
-    one product), or whose bias differs in rank or length from the scores.
+    one product), whose bias differs in rank or length from the scores, or whose keys are one sample for all queries.
     """
     found = [attention for node in model.graph if node.op_type == "Softmax" if (attention := _match(node)) is not None]
     for attention in found:
@@ -81,7 +81,8 @@ def _match(softmax: ir.Node) -> _Attention | None:
     if None in sources or len(heads) != 1 or not _is_like(result, sources[0][0]):  # type: ignore[index]
         return None
     first_tokens, second_tokens, third_tokens = (source[0] for source in sources if source is not None)
-    if not _fits(bias, first_tokens, second_tokens):
+    samples = [value.shape[0] for value in (first_tokens, second_tokens, third_tokens) if value.shape is not None]
+    if not _fits(bias, first_tokens, second_tokens) or any(each != samples[0] for each in samples):
         return None
     return _Attention(first_tokens, second_tokens, third_tokens, bias, heads.pop(), first * second, alive, result)
 
