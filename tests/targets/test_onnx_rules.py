@@ -93,3 +93,13 @@ def test_rewrites_change_the_operators_and_keep_the_answer() -> None:
     # hard-sigmoid after a product, a mean over channels.
     assert [after.count(op) for op in ("ConvTranspose", "HardSwish", "HardSigmoid", "ReduceMean")] == [1, 1, 1, 1]
     assert "BatchNormalization" not in after
+
+
+@pytest.mark.parametrize("net", [nn.ConvTranspose2d(4, 6, 2, 2, dilation=2)])
+def test_what_the_rewrites_would_change_is_left(net: nn.Module) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 5, 5)
+    model = to_onnx(optimize.capture(net.eval(), (x,)))[0]
+    before = [node.op_type for node in model.graph]
+    rewrite_for_integers(model)
+    assert [node.op_type for node in model.graph] == before

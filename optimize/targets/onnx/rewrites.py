@@ -158,6 +158,7 @@ def _pixel_shuffle(graph: ir.Graph, node: ir.Node) -> None:
         return
     block = weight.shape[2]
     plain = not any(attributes.get_ints("pads", [0])) and not any(attributes.get_ints("output_padding", [0]))
+    plain = plain and set(attributes.get_ints("dilations", [1])) == {1}
     if weight.shape[3] != block or list(attributes.get_ints("strides", [1, 1])) != [block, block] or not plain:
         return
     inputs = [node.inputs[0], _pointwise(graph, node, weight)]
