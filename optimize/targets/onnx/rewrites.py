@@ -27,6 +27,7 @@ from optimize.targets.onnx_graph.nodes import (
     FLOOR,
     add,
     constant,
+    is_float,
     maker,
     moves,
     name_of,
@@ -46,7 +47,7 @@ def rewrite_for_integers(model: ir.Model) -> frozenset[str]:
     """
     graph, layers = model.graph, set()
     for node in list(graph):
-        if node.outputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        if not is_float(node.outputs[0]):
             continue  # casts are between it and integers
         rule = _RULES.get(node.op_type)
         if rule is not None:
