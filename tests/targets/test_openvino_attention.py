@@ -83,6 +83,17 @@ class Windows(SelfAttention):
         return self.mix(*self.thirds(x))
 
 
+class Threes(SelfAttention):
+    """Takes every third token for queries: the columns of the projection are not parted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 32)
+
+    def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.project(x).reshape(-1, 2, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+
+
 class TwoThirds(SelfAttention):
     """Reads no queries."""
 
@@ -183,6 +194,7 @@ def test_the_names_of_the_thirds_are_kept_so_that_their_ranges_are_found() -> No
     [
         OtherOrder,
         Windows,
+        Threes,
         TwoThirds,
         SumReadToo,
         SumReturned,
@@ -198,6 +210,16 @@ def test_what_is_no_projection_to_three_alone_is_left_as_it_is(build: Callable[[
     assert separate_projections(model, layers_of(program)) == frozenset()
     assert operators(model) == before
     assert all(map(np.array_equal, answers(model, x), want))
+
+
+def test_thirds_without_an_axis_for_samples_are_left_as_they_are() -> None:
+    class OneSample(SelfAttention):
+        def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+            packed = self.project(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return tuple(packed[part : part + 1].squeeze()[None] for part in range(3))
+
+    program = optimize.capture(OneSample().eval(), (draw(SHAPE, 1, 4),), dynamic_batch=False)
+    assert separate_projections(to_onnx(program)[0], layers_of(program)) == frozenset()
 
 
 def test_a_projection_that_stays_in_float_is_left_as_it_is() -> None:

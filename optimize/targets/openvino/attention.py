@@ -108,6 +108,8 @@ def _packed(transpose: ir.Node) -> _Packed | None:
     lengths = tuple(length for length in (shape[1], shape[3], shape[4]) if isinstance(length, int))
     fits = [array.ndim for array in arrays] == [2, 1] and len(lengths) == 3  # type: ignore[union-attr]
     fits = fits and total.outputs[0].shape is not None and total.outputs[0].shape[0] == shape[0]
+    fits = fits and arrays[1].size == len(_PARTS) * lengths[1] * lengths[2]  # type: ignore[union-attr]
+    fits = fits and all(third.shape is not None and len(third.shape) == 4 for third in thirds)
     return _Packed(product, total, thirds, lengths) if fits else None  # type: ignore[arg-type]
 
 
