@@ -94,6 +94,22 @@ def test_products_without_scales_and_with_weights_are_left_alone() -> None:
     assert operators(model) == before
 
 
+def test_a_scale_that_adds_an_axis_is_left_before_its_product() -> None:
+    class Wider(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((1, 1, 1, 1), 2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale) @ x.transpose(1, 2)
+
+    x = torch.randn(2, 4, 6)
+    model = model_of(Wider(), x)
+    before = operators(model)
+    scale_products(model)
+    assert operators(model) == before
+
+
 def test_a_mean_reads_integers_where_its_result_is_stored_as_such() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 2, 8, 8)

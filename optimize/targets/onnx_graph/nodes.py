@@ -82,11 +82,12 @@ def take_name(value: ir.Value, node: ir.Node) -> None:
 
 
 def factored(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Return ``x`` and ``c`` of ``x * c`` with a number ``c``; 1 of any other value."""
+    """Return ``x`` and ``c`` of ``x * c`` with a number ``c`` that adds no axes to ``x``; 1 of any other value."""
     node = maker(value, "Mul")
     for source, factor in (node.inputs, reversed(node.inputs)) if node is not None else ():
         number = scalar(factor)
-        if number is not None and constant(source) is None:
+        shapes = [each.shape for each in (source, value) if each is not None and each.shape is not None]
+        if number is not None and constant(source) is None and len({*map(len, shapes)}) < 2:
             return source, number
     return value, 1.0
 
