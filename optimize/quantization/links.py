@@ -173,6 +173,9 @@ class _Search:
             return _reduced(call, operator)
         if graph.is_call(call, aten.mul.Tensor) and not self._is_gate(call, operator.source):
             return None
+        pooled = ops.SPATIAL_AXES.get(call.target, 0)
+        if pooled and operator.axis is not None and operator.axis >= call.meta["val"].dim() - pooled:
+            return None  # a pool over features, which lie last behind a linear layer, mixes them
         return replace(operator, source=call)
 
     def _added(self, total: fx.Node, operator: Channelwise) -> Channelwise | None:

@@ -129,3 +129,11 @@ def test_the_class_token_is_followed_to_its_layer() -> None:
 def _deployed_db(program: Program, reference: Program) -> float:
     quantized, _ = optimize.QuantizeStatic(calibration=[tokens(16, 1)], calibrator="mse").apply(program)
     return simulated_db(quantized, [(tokens(16, 7),)], reference=reference)
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool1d(3, 1, 1), nn.MaxPool1d(3, 1, 1), nn.AdaptiveAvgPool1d(32)], ids=repr)
+def test_a_pool_over_features_is_not_passed(pool: nn.Module) -> None:
+    net = nn.Sequential(nn.LayerNorm(32), pool, nn.Linear(32, 8)).eval()
+    program = optimize.capture(net, (tokens(2),))
+    for through, shifts in ((links.SCALES_PASS, False), (links.SHIFTS_PASS, True)):
+        assert links.find(program, ops.NORMS, through, shifts=shifts)[0] == []
