@@ -94,7 +94,8 @@ def write_out_of_place(flow: fx.Graph) -> None:
     """
     places = {node: place for place, node in enumerate(flow.nodes)}
     for node in list(flow.nodes):
-        if graph.is_call(node, aten.dropout.default, aten.dropout_.default) and not graph.argument(node, "train"):
+        drops = graph.is_call(node, aten.dropout.default, aten.dropout_.default)
+        if drops and not (graph.argument(node, "train") and graph.argument(node, "p")):
             node.replace_all_uses_with(cast(fx.Node, node.args[0]))  # torch's functionalization makes it a copy
             flow.erase_node(node)
             continue

@@ -288,3 +288,15 @@ def test_heads_whose_sizes_are_left_to_torch_twice_are_left_as_they_are() -> Non
 
     net, x = Left(), torch.randn(3, 5, 8)
     assert torch.equal(optimize.capture(net, (x,))(x), net(x))
+
+
+@pytest.mark.parametrize(("share", "training"), [(0.0, True), (0.5, False)])
+def test_dropout_that_drops_nothing_is_what_it_reads_when_that_is_overwritten(share: float, training: bool) -> None:
+    class Overwritten(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            doubled = x * 2
+            return nn.functional.dropout(doubled, share, training).relu_(), doubled
+
+    net, x = Overwritten(), torch.randn(3, 4)
+    found = optimize.capture(net, (torch.ones(3, 4),)).run([x])  # the example alone would not tell
+    assert all(map(torch.equal, found, net(x)))
