@@ -1,7 +1,9 @@
 """The reference networks as programs, each captured once a process for all the tests that begin with it."""
 
 import functools
+from typing import Any
 
+import pytest
 from torch import nn
 
 import optimize
@@ -15,6 +17,11 @@ def network(name: str, statistics: int | None = 1) -> nn.Module:
     if statistics is not None:
         randomize_batch_norm(net, statistics)
     return net
+
+
+def each(*fast: str) -> list[Any]:
+    """Return the names of all as parameters, those that are not named for slow tests."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in fast)) for name in sorted(REFERENCES)]
 
 
 def captured(name: str, statistics: int | None = 1) -> Program:

@@ -275,6 +275,7 @@ def test_a_survey_is_what_the_data_said(net: Net) -> None:
         assert torch.equal(value, other.graph_module.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_real_files_are_cut_by_a_real_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they take is nobody's to say here; that half of the time is reached by less than all that may go is."""
     monkeypatch.setattr(pace, "_BUDGET_S", 0.3)

@@ -60,7 +60,7 @@ class Quality:
     elsewhere: Mapping[str, Quality] = field(default_factory=dict)
 
 
-class _Asked(NamedTuple):
+class _Posed(NamedTuple):
     """A batch, whether nobody gave it, and whether answers to noise count."""
 
     inputs: Sequence[np.ndarray]
@@ -104,7 +104,7 @@ class _Judge:
         joined = (zip(*itertools.islice(parts, count), strict=True) for count in counts)
         return [[np.concatenate([*map(np.atleast_1d, part)]) for part in found] for found in joined]
 
-    def update(self, expected: Sequence[Outputs], specs: Sequence[TensorSpec], asked: Sequence[_Asked]) -> None:
+    def update(self, expected: Sequence[Outputs], specs: Sequence[TensorSpec], asked: Sequence[_Posed]) -> None:
         """Ask for the answers to some batches, and compare them with those of the baseline."""
         if self.failure is not None:
             return
@@ -165,8 +165,8 @@ def judge(
     )
     for entry in others:
         entry.rounded |= baseline.rounded
-    asked = (_Asked(*batch, made_up=noise, counted=noise) for batch in batches)
-    more = (_Asked(*batch, made_up=True, counted=noise) for batch in more_noise)
+    asked = (_Posed(*batch, made_up=noise, counted=noise) for batch in batches)
+    more = (_Posed(*batch, made_up=True, counted=noise) for batch in more_noise)
     specs = baseline.session.artifact.outputs
     for group in _together(itertools.chain(asked, more)):
         try:
@@ -185,7 +185,7 @@ def judge(
     return (baseline.result(), *(entry.result(judged=not (noise and entry.rounded)) for entry in others))
 
 
-def _together(asked: Iterator[_Asked]) -> Iterator[list[_Asked]]:
+def _together(asked: Iterator[_Posed]) -> Iterator[list[_Posed]]:
     """Yield batches in groups that are asked at once: one first, and more as long as those before took no time.
 
     To ask for one of a small file takes longer than to run it.

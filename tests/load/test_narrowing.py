@@ -17,6 +17,7 @@ import optimize
 from models import REFERENCES
 from optimize.errors import Refused, UsageError
 from optimize.load import weights
+from tests import references
 
 torch.set_num_threads(1)
 
@@ -25,7 +26,7 @@ def pruned(net: nn.Module, *shape: int, ratio: float = 0.5) -> optimize.Program:
     return optimize.PruneChannels(ratio).apply(optimize.capture(net, (torch.rand(2, *shape),)))[0]
 
 
-@pytest.mark.parametrize("name", sorted(REFERENCES))
+@pytest.mark.parametrize("name", references.each("resnet", "vit", "mobilenetv3"))
 def test_every_reference_network_is_trained_and_rebuilt(name: str) -> None:
     reference = REFERENCES[name]
     net = reference.build().train()

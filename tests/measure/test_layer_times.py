@@ -26,8 +26,9 @@ def both(name: str) -> tuple[Program, Program]:
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("resnet", "onnx"), ("mobilenetv3", "onnx"), ("vit", "onnx"),
-        ("resnet", "openvino"), ("vit", "openvino"), ("resnet", "torchscript"), ("vit", "torchscript"),
+        ("resnet", "onnx"), pytest.param("mobilenetv3", "onnx", marks=pytest.mark.slow), ("vit", "onnx"),
+        pytest.param("resnet", "openvino", marks=pytest.mark.slow), ("vit", "openvino"),
+        ("resnet", "torchscript"), pytest.param("vit", "torchscript", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_every_layer_of_a_reference_network_has_its_times(name: str, target: str, tmp_path: Path) -> None:

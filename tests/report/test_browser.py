@@ -36,7 +36,7 @@ def dom(page: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
-@pytest.mark.parametrize("kind", ["run", "bench"])
+@pytest.mark.parametrize("kind", ["run", pytest.param("bench", marks=pytest.mark.slow)])
 def test_pages_fit_a_phone_and_the_dark(report: Report, kind: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(html.render(tell_run(report) if kind == "run" else tell_bench(benchmark())), encoding="utf-8")

@@ -33,14 +33,13 @@ from optimize.targets.onnx.runner import open_session, session_options
 from optimize.targets.onnx.torch_operators import _UNASKED, OPERATORS, OnnxCall, Unknown, apply
 from tests.test_cli import Typed
 
-#: Each has operators of its own; those of acnet and repvgg are of diverse_branch.
-NAMES = sorted(REFERENCES.keys() - {"acnet", "repvgg"})
-#: One of torch's exporters takes seconds: convolutions that go up and down, a transformer, a recurrent layer.
+#: Slow where the operators are those of diverse_branch, or one of torch's exporters takes seconds.
 WAYS = [
-    (name, how)
-    for name in NAMES
+    pytest.param(
+        name, how, marks=[pytest.mark.slow] * (name in ("acnet", "repvgg") or (how == "dynamo" and name != "vit"))
+    )
+    for name in sorted(REFERENCES)
     for how in ("own", "dynamo", "legacy")
-    if how != "dynamo" or name in ("mobilenetv3", "unet", "vit", "lstm")
 ]
 
 

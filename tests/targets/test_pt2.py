@@ -432,6 +432,7 @@ def maps_and_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, Ar
     return program, TARGET.export(program, tmp_path_factory.mktemp("pt2") / "net.pt2")
 
 
+@pytest.mark.slow
 def test_what_loops_read_behind_one_channel_or_one_pixel_is_in_order(maps_and_rows: tuple[Program, Artifact]) -> None:
     program, artifact = maps_and_rows
     runner = artifact.load(threads=1)
@@ -439,6 +440,7 @@ def test_what_loops_read_behind_one_channel_or_one_pixel_is_in_order(maps_and_ro
         assert all(sqnr_db(want, got) > 25 for want, got in zip(program(x), runner(x), strict=True))
 
 
+@pytest.mark.slow
 def test_sums_behind_a_float_layer_are_added_in_place(maps_and_rows: tuple[Program, Artifact]) -> None:
     with zipfile.ZipFile(maps_and_rows[1].path) as archive:
         text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp"))
