@@ -5,7 +5,7 @@
     apt-get install fortunes
     pip install --no-deps torchao==0.18.0
     python -m benchmarks.encoders [--lengths 16,64,256] [--text FOLDER] [--samples 64] [--judged 48] [--openings 6]
-        [--write]
+        [--pairs 1500] [--write]
 
 Each maker writes one file for all lengths, calibrated on the same texts, which mostly fill ``--lengths``, and is judged
 on others with their padding. The answers are the normalised means that the package documents; decibels and cosines are
@@ -13,7 +13,8 @@ against PyTorch's. Time is processor time on one thread, a sample at a time, the
 all are opened anew ``--openings`` times, since where its weights come to lie makes a file 3 % faster or slower, and the
 mean of the medians is shown with its standard error. ``reduced`` weights have 7 bits, which ONNX Runtime recommends for
 processors without VNNI. ``fused`` is ``onnxruntime.transformers`` on a graph exported as its fusions expect, then
-``quantize_dynamic``. ``--write`` puts the tables into ``results/encoders.md``.
+``quantize_dynamic``. The last table tells how many first halves of texts find their second half before all others'.
+``--write`` puts the tables into ``results/encoders.md``.
 """
 
 from __future__ import annotations
@@ -122,6 +123,30 @@ def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: 
     with torch.no_grad():
         wanted = np.concatenate([net(*one).numpy() for one in given])
     return Case(net, Encoder(folder, "eager"), encode(full), given, wanted)
+
+
+def pairs(folder: Path, words: Sequence[str], count: int) -> list[tuple[Inputs, Inputs]]:
+    """Return the first and the second halves of texts that calibrated nothing, of 64 tokens at most, not padded."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(64)
+    tokenizer.no_padding()
+    order = np.random.default_rng(0).permutation(len(words))[::-1]
+    parted = [words[index].split() for index in order]
+    long = [part for part in parted if len(part) >= 24][:count]
+
+    def encode(line: Sequence[str]) -> Inputs:
+        found = tokenizer.encode(" ".join(line))
+        return torch.tensor([found.ids]), torch.tensor([found.attention_mask])
+
+    return [(encode(part[: len(part) // 2]), encode(part[len(part) // 2 :])) for part in long]
+
+
+def recall(answer: Answer, asked: Sequence[tuple[Inputs, Inputs]]) -> float:
+    """Return how many first halves find their second half before all others, in percent."""
+    first, second = (np.concatenate([answer(pair[side]) for pair in asked]) for side in (0, 1))
+    return 100 * float(((first @ second.T).argmax(1) == np.arange(len(asked))).mean())
 
 
 def ours(entry: Case, folder: Path) -> dict[str, Path]:
@@ -274,10 +299,15 @@ def with_torchao(entry: Case) -> Answer | None:
 
     net = copy.deepcopy(entry.net)
     quantize_(net, Int8DynamicActivationInt8WeightConfig())
+    return in_torch(replace(entry, net=net))
+
+
+def in_torch(entry: Case) -> Answer:
+    """Return the network in PyTorch."""
 
     def answer(given: Inputs) -> np.ndarray:
         with torch.inference_mode():
-            return net(*given).numpy()
+            return entry.net(*given).numpy()
 
     return answer
 
@@ -315,6 +345,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--judged", type=int, default=48)
     parser.add_argument("--openings", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=1500)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -331,6 +362,12 @@ def main() -> None:
         for length, judged in cases.items():
             tables.append(table(length, rows(judged, files, others, options.openings)))
             print(tables[-1], flush=True)
+        asked = pairs(package, words, options.pairs)
+        answers = {"PyTorch": in_torch(entry)} | {name: opened(path) for name, path in files.items()} | others
+        lines = [[f"{len(asked)} texts", "recall, %"], ["---", "---"]]
+        lines += [[name, f"{recall(answer, asked):.1f}"] for name, answer in answers.items()]
+        tables.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
+        print(tables[-1], flush=True)
     if options.write:
         command = "python -m benchmarks.encoders --write"
         said = f"# A sentence encoder in INT8\n\n`{command}`, {conditions('onnxruntime', 'openvino', 'nncf')}"
