@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 
 import optimize
 from models import REFERENCES
-from optimize.errors import InputsMisfit, Refused
+from optimize.errors import InputsMisfit, Refused, VerificationFailed
 from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.load import capturing
 from optimize.load.capturing import Capturing, capture_model, capture_module
@@ -495,3 +495,14 @@ def test_what_cannot_be_captured_is_not_captured_again_with_one_sample(monkeypat
     with pytest.raises(Refused):
         capture_model(Deciding().eval(), lambda _: (torch.rand(2, 3),), Capturing())
     assert len(asked) == 1
+
+
+def test_torchscript_is_held_against_itself() -> None:
+    """What asks in which mode it runs was captured in one, and measured in another."""
+
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.tanh() if x.is_inference() else x * 3
+
+    with pytest.raises(VerificationFailed, match="answers otherwise than its runtime"):
+        capture_model(torch.jit.script(Asking().eval()), lambda _: (torch.rand(2, 3),), Capturing())

@@ -180,7 +180,7 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
 def _answers(module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what a module answers, flat, asked as it will be measured, on a copy: it may keep what it saw."""
     with torch.inference_mode():
-        found = pytree.tree_leaves(private_copy(module)(*inputs))
+        found = pytree.tree_leaves(private_copy(module)(*[tensor.clone() for tensor in inputs]))
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
