@@ -101,6 +101,12 @@ def texts(folder: Path) -> list[str]:
     return [part for part in plain if len(part) > 40]
 
 
+def encoded(tokenizer: Any, lines: Sequence[str]) -> list[Inputs]:
+    """Return tokens and mask of each text, ``[1, T]``."""
+    found = tokenizer.encode_batch(list(lines))
+    return [(torch.tensor([one.ids]), torch.tensor([one.attention_mask])) for one in found]
+
+
 def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: int) -> Case:
     """Return the encoder with texts of one length, those it is judged on apart from those it is calibrated on."""
     from tokenizers import Tokenizer
@@ -115,14 +121,10 @@ def case(folder: Path, words: Sequence[str], length: int, samples: int, judged: 
     many = max(length * _TOGETHER // 512, 1)
     full = [" ".join(rest[start : start + many]) for start in range(0, samples * many, many)]
 
-    def encode(lines: Sequence[str]) -> list[Inputs]:
-        found = tokenizer.encode_batch(list(lines))
-        return [(torch.tensor([one.ids]), torch.tensor([one.attention_mask])) for one in found]
-
-    net, given = Encoder(folder, "sdpa"), encode(several)
+    net, given = Encoder(folder, "sdpa"), encoded(tokenizer, several)
     with torch.no_grad():
         wanted = np.concatenate([net(*one).numpy() for one in given])
-    return Case(net, Encoder(folder, "eager"), encode(full), given, wanted)
+    return Case(net, Encoder(folder, "eager"), encoded(tokenizer, full), given, wanted)
 
 
 def pairs(folder: Path, words: Sequence[str], count: int) -> list[tuple[Inputs, Inputs]]:
@@ -135,12 +137,8 @@ def pairs(folder: Path, words: Sequence[str], count: int) -> list[tuple[Inputs, 
     order = np.random.default_rng(0).permutation(len(words))[::-1]
     parted = [words[index].split() for index in order]
     long = [part for part in parted if len(part) >= 24][:count]
-
-    def encode(line: Sequence[str]) -> Inputs:
-        found = tokenizer.encode(" ".join(line))
-        return torch.tensor([found.ids]), torch.tensor([found.attention_mask])
-
-    return [(encode(part[: len(part) // 2]), encode(part[len(part) // 2 :])) for part in long]
+    first = encoded(tokenizer, [" ".join(part[: len(part) // 2]) for part in long])
+    return list(zip(first, encoded(tokenizer, [" ".join(part[len(part) // 2 :]) for part in long]), strict=True))
 
 
 def recall(answer: Answer, asked: Sequence[tuple[Inputs, Inputs]]) -> float:

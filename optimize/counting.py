@@ -83,11 +83,9 @@ def _says(user: fx.Node, axes: list[int], rank: int) -> bool:
 def _write_row(module: fx.GraphModule, node: fx.Node) -> None:
     """Let sums read one row of a table in place of a look-up that always finds that row."""
     table, ids = cast(tuple[fx.Node, fx.Node], node.args[:2])
-    row = _only_number(module, ids)
+    row = _only_number(module, ids) if ids.meta["val"].dim() else None  # else the row would be one more axis
     sums = [user for user in node.users if graph.is_call(user, aten.add.Tensor) and _is_spread(user, node)]
     if row is None or not 0 <= row < table.meta["val"].shape[0] or len(sums) != len(node.users):
-        return
-    if node.meta["val"].dim() == 1:  # of one number that is no row of numbers, the row would be one more axis
         return
     with module.graph.inserting_before(node):
         found = module.graph.call_function(aten.slice.Tensor, (table, 0, row, row + 1, 1))

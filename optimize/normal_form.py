@@ -215,11 +215,10 @@ def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
     if not graph.is_call(joined, aten.reshape.default):
         return
     source, shape, sizes = cast(fx.Node, joined.args[0]), cast(list[Any], joined.args[1]), node.args[1]
-    before, after = source.meta["val"].shape, node.meta["val"].shape
-    if len(before) != 3 or len(after) != 4 or str([*before[:2]]) != str([after[2], after[0]]):
+    before, between, after = (each.meta["val"].shape for each in (source, joined, node))
+    if [*map(len, (before, between, after))] != [3, 3, 4]:
         return
-    between = joined.meta["val"].shape
-    if len(between) != 3 or str([between[0], between[2]]) != str([before[0], after[3]]):
+    if str([*before[:2], between[0], between[2]]) != str([after[2], after[0], before[0], after[3]]):
         return
     samples, heads, _, width = cast(list[Any], sizes)
     if [shape[0], samples, heads, width].count(-1) > 1:

@@ -16,6 +16,7 @@ from optimize.measure.lockstep import MIN_ROUNDS, SINGLE, Plan, lockstep
 from optimize.measure.runs import Runs, Speedup, Track, samples_by_restart, speedup
 from optimize.measure.statistics import WIDE_SPREAD, nested_interval, percentile, relative_spread
 from optimize.progress import Progress, silent
+from optimize.targets.arrays import count_samples
 from optimize.targets.base import Artifact
 
 
@@ -106,7 +107,7 @@ def measure(
     tracks = [Track(session.artifact) for session in fleet]
     started = nullcontext(fleet)
     runs = lockstep(tracks, plan, start=lambda *_: started, feed=lambda *_: inputs, progress=progress or silent)
-    batch = int(inputs[0].shape[0]) if inputs and inputs[0].ndim else 1
+    batch = count_samples(inputs)
     rounds = max((len(track.blocks[SINGLE]) for track in _finished(runs)), default=0)
     found = [(track.subject.target, track.blocks[SINGLE]) for track in _finished(runs)]
     choice = choose_told(found, threads=plan.threads, seed=seed)

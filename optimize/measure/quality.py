@@ -21,7 +21,7 @@ from optimize.measure.scores import Outputs
 from optimize.measure.subjects import Subject, fixed_batch, places_of
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
-from optimize.targets.arrays import digest
+from optimize.targets.arrays import count_samples, digest
 from optimize.targets.base import Artifact, TensorSpec
 
 #: Samples that are run on an emulated processor, some hundred times as slow as a real one, and seconds after which no
@@ -61,16 +61,12 @@ class Quality:
 
 
 class _Posed(NamedTuple):
-    """A batch, whether nobody gave it, and whether answers to noise count."""
+    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds."""
 
     inputs: Sequence[np.ndarray]
     labels: np.ndarray | None
     made_up: bool
     counted: bool
-
-    def counts(self, rounded: bool) -> bool:
-        """Say whether what a file answers to it is a judgement of the file, which rounds or does not."""
-        return self.counted or not (self.made_up and rounded)
 
 
 @dataclass
@@ -90,16 +86,16 @@ class _Judge:
         start = time.monotonic()
         found = self._answers([self.subject.arranged(each) if self.subject else each for each in batches], numbers)
         self.seconds += time.monotonic() - start
-        self.samples += sum(map(_count, batches))
+        self.samples += sum(map(count_samples, batches))
         self.digest = self.digest or digest(found[0])
         return found
 
     def _answers(self, batches: Sequence[Sequence[np.ndarray]], numbers: int | None) -> list[list[np.ndarray]]:
         """Return a file's outputs, of one that takes one sample a call also for many."""
-        counts = [*map(_count, batches)]
+        counts = [*map(count_samples, batches)]
         if max(counts) == 1 or fixed_batch(self.session.artifact.inputs) != 1:
             return self.session.outputs_of(batches, numbers=numbers)
-        each = [[array[at : at + 1] for array in batch] for batch in batches for at in range(_count(batch))]
+        each = [[array[at : at + 1] for array in batch] for batch in batches for at in range(count_samples(batch))]
         parts = iter(self.session.outputs_of(each, numbers=numbers))
         joined = (zip(*itertools.islice(parts, count), strict=True) for count in counts)
         return [[np.concatenate([*map(np.atleast_1d, part)]) for part in found] for found in joined]
@@ -114,7 +110,8 @@ class _Judge:
             places = places_of(specs, self.session.artifact.outputs)
             for wanted, found, entry in zip(expected, answers, asked, strict=True):
                 found = [found[place] for place in places] if len(places) == len(found) else found
-                meter = self.agreement if entry.counts(self.rounded) else AgreementMeter()
+                counts = entry.counted or not (entry.made_up and self.rounded)
+                meter = self.agreement if counts else AgreementMeter()
                 meter.update(list(wanted.values()), found, list(wanted))
                 if not entry.made_up:
                     self.accuracy.update(wanted, dict(zip(wanted, found, strict=True)), entry.labels)
@@ -212,11 +209,6 @@ def require_steady(session: Session, inputs: Sequence[np.ndarray], before: Seque
     raise WorkerFailed(UNSTEADY, session.place)
 
 
-def _count(inputs: Sequence[np.ndarray]) -> int:
-    """Return how many samples a batch holds."""
-    return len(inputs[0]) if inputs and inputs[0].ndim else 1
-
-
 def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
     """Return outputs by their names, numbered where a file tells none."""
     names = [spec.name for spec in artifact.outputs]
@@ -268,6 +260,6 @@ def _few(batches: Iterable[Batch]) -> Iterator[Batch]:
     end, seen = time.monotonic() + EMULATED_S, 0
     for inputs, _ in batches:
         yield inputs, None
-        seen += len(inputs[0]) if inputs and inputs[0].ndim else 1
+        seen += count_samples(inputs)
         if seen >= MOST_EMULATED or time.monotonic() > end:
             return

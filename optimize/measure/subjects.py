@@ -202,11 +202,11 @@ def agreed_pair(
         Refused: They do not take the same inputs, or other batches.
         UsageError: Nothing says what they take.
     """
+    from optimize.data.preprocessing import numbers_of, of_inside
+
     batches = {batch for batch in (base.fixed_batch, candidate.fixed_batch) if batch is not None}
     if len(batches) > 1:
         raise Refused(f"The files take different batches: {' and '.join(map(str, sorted(batches)))}.")
-    from optimize.data.preprocessing import numbers_of, of_inside
-
     first, second = agreed_inputs([base, candidate], input_shape, preprocessing)
     is_told = bool(first.outside) and not (numbers_of(preprocessing or {}) or of_inside(base.artifact.preprocess))
     specs = first.given

@@ -27,6 +27,11 @@ def element_type(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+def count_samples(inputs: Sequence[np.ndarray]) -> int:
+    """Return how many samples flat inputs hold: the first dimension of the first is the batch."""
+    return len(inputs[0]) if inputs and inputs[0].ndim else 1
+
+
 def fitted(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return float32 numbers in the 16-bit float type that a file takes; any other array as it is."""
     return array.astype(element_type(dtype)) if dtype in _HALVES and array.dtype == np.float32 else array

@@ -32,18 +32,8 @@ Notebook = dict[str, Any]
 
 def build(out: Path, *options: str) -> Path:
     """Returns the folder of the built site; beside it the build leaves the notebooks as they were executed."""
-    words = [
-        "-q",
-        "-W",
-        "--keep-going",
-        "-b",
-        "html",
-        "-d",
-        str(out / "doctrees"),
-        *options,
-        str(PAGES),
-        str(out / "html"),
-    ]
+    words = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(out / "doctrees"), *options]
+    words += [str(PAGES), str(out / "html")]
     before = sorted(PAGES.rglob("*"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(out / "home")}
     (out / "home").mkdir()

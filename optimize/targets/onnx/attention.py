@@ -22,6 +22,7 @@ from optimize.targets.onnx_graph.nodes import (
     name_of,
     only_reader,
     operator_of,
+    permutes,
     readers,
     replace,
     store,
@@ -69,12 +70,12 @@ def _match(softmax: ir.Node) -> _Attention | None:
         return None
     shown, alive = _alive(mixed.outputs[0])
     moved = only_reader(shown, "Transpose")
-    joined = moved and _permutes(moved, _SPLIT) and only_reader(moved.outputs[0], "Reshape")
+    joined = moved and permutes(moved, _SPLIT) and only_reader(moved.outputs[0], "Reshape")
     if not joined or (alive is not None and alive.shape[1] != 1):  # type: ignore[index]
         return None
     (queries, first), (keys, second) = (factored(value) for value in product.inputs)
     turned = maker(keys, "Transpose")
-    keys = turned.inputs[0] if turned is not None and _permutes(turned, _SWAPPED) else None
+    keys = turned.inputs[0] if turned is not None and permutes(turned, _SWAPPED) else None
     sources = [_tokens(value) for value in (queries, keys, mixed.inputs[1])]
     heads = {source[1] for source in sources if source is not None}
     result = joined.outputs[0]
@@ -108,7 +109,7 @@ def _alive(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
 def _tokens(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     """Return the ``[N, T, H D]`` that ``[N, H, T, D]`` is, and ``H``."""
     moved = maker(value, "Transpose")
-    split = maker(moved.inputs[0], "Reshape") if moved is not None and _permutes(moved, _SPLIT) else None
+    split = maker(moved.inputs[0], "Reshape") if moved is not None and permutes(moved, _SPLIT) else None
     source, shape = (None, None) if split is None else (split.inputs[0], split.outputs[0].shape)
     if source is None or source.shape is None or shape is None or (len(source.shape), len(shape)) != (3, 4):
         return None
@@ -120,10 +121,6 @@ def _tokens(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 def _is_like(value: ir.Value, tokens: ir.Value) -> bool:
     shapes = value.shape, tokens.shape
     return None not in shapes and list(shapes[0]) == list(shapes[1])  # type: ignore[arg-type]
-
-
-def _permutes(node: ir.Node, axes: list[int]) -> bool:
-    return list(node.attributes.get_ints("perm", [])) == axes
 
 
 def _write(graph: ir.Graph, attention: _Attention) -> None:

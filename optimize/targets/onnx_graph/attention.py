@@ -21,6 +21,7 @@ from optimize.targets.onnx_graph.nodes import (
     name_of,
     only_reader,
     operator_of,
+    permutes,
     readers,
     replace,
     scalar,
@@ -146,7 +147,7 @@ def _swaps(before: ir.Node, node: ir.Node, after: ir.Node) -> bool:
     return (
         len(lengths) > 3
         and readers(before.outputs[0]) == [node]
-        and list(node.attributes.get_ints("perm", [])) == [0, 2, 1]
+        and permutes(node, [0, 2, 1])
         and _lengths(before.inputs[1]) == [-1, *lengths[-2:]]
         and _lengths(after.inputs[1]) == [*lengths[:-2], lengths[-1], lengths[-2]]
     )

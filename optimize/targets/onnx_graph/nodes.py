@@ -97,6 +97,11 @@ def alters_input(gemm: ir.Node) -> bool:
     return gemm.attributes.get_int("transA", 0) != 0 or gemm.attributes.get_float("alpha", 1.0) != 1.0
 
 
+def permutes(node: ir.Node, axes: list[int]) -> bool:
+    """Say whether a ``Transpose`` brings axes into this order."""
+    return list(node.attributes.get_ints("perm", [])) == axes
+
+
 def only_reader(value: ir.Value, op: str) -> ir.Node | None:
     """Return the node that alone reads a value that is no output, if it is of this kind."""
     users = [] if value.is_graph_output() else readers(value)

@@ -26,6 +26,7 @@ from optimize.targets.onnx_graph.nodes import (
     maker,
     name_of,
     operator_of,
+    permutes,
     readers,
     replace,
     scalar,
@@ -99,7 +100,7 @@ def _packed(transpose: ir.Node) -> _Packed | None:
     reshape = _producer(transpose.inputs[0], "Reshape")
     total = reshape and _producer(reshape.inputs[0], "Add")
     product = total and _producer(total.inputs[0], "MatMul")
-    if list(transpose.attributes.get_ints("perm", [])) != [2, 0, 3, 1, 4] or not (reshape and total and product):
+    if not (permutes(transpose, [2, 0, 3, 1, 4]) and reshape and total and product):
         return None
     shape, thirds = reshape.outputs[0].shape, _thirds(transpose)
     arrays = [constant(product.inputs[1]), constant(total.inputs[1])]
@@ -187,10 +188,11 @@ def _moved_keys(product: ir.Node) -> tuple[ir.Value, int] | None:
     turned = _producer(product.inputs[1], "Transpose")
     heads = turned and _producer(turned.inputs[0], "Transpose")
     split = heads and _producer(heads.inputs[0], "Reshape")
-    orders = [list(node.attributes.get_ints("perm", [])) for node in (turned, heads) if node is not None]
-    if split is None or orders != [[0, 1, 3, 2], [0, 2, 1, 3]] or len(readers(split.inputs[0])) > 1:  # type: ignore[arg-type]
+    if turned is None or heads is None or split is None or len(readers(split.inputs[0])) > 1:  # type: ignore[arg-type]
         return None
-    keys = heads.outputs[0]  # type: ignore[union-attr]
+    if not (permutes(turned, [0, 1, 3, 2]) and permutes(heads, [0, 2, 1, 3])):
+        return None
+    keys = heads.outputs[0]
     sizes = [None] * 4 if keys.shape is None else [*keys.shape]
     return (keys, sizes[1]) if isinstance(sizes[1], int) and not isinstance(sizes[2], int) else None
 
