@@ -2,18 +2,18 @@
 
     apt-get install dataset-fashion-mnist
     python -m benchmarks.fashion_bits [--nets repvgg mobilenet] [--bits 4 2] [--seeds 0 1] [--epochs 6] [--whole FILE]
-        [--through 4]
+        [--through 4] [--keep FOLDER]
     pip install --no-deps --target BREVITAS brevitas==0.13.4 dependencies==2.0.1 unfoldNd
     PYTHONPATH=.:BREVITAS python -m benchmarks.fashion_bits --tools brevitas
 
 The networks are the README's, its branches merged and each convolution with a BatchNorm that changes nothing yet, and
 the MobileNetV2 of ``benchmarks.depth``, trained in float for ``--float-epochs`` (its weights are kept in ``--whole``,
 and taken from there). Weights and what layers read have ``--bits``, the first and the last layer 8; with ``--through``
-our networks are trained with those bits first, for as many epochs. Ours and that
-tool's are trained by the same loop with the same pictures, labels, answers of the float network and seeds, on a GPU
-where there is one. Accuracy is that of the deployed ONNX file on the 10,000 test pictures, which decided nothing, and
-Brevitas' that of its module. The exit code is 1 where one of ours loses more than 0.5 points on average with 4 bits, or
-3 with 2.
+our networks are trained with those bits first, for as many epochs. Training that was cut off goes on from ``--keep``.
+Ours and that tool's are trained by the same loop with the same pictures, labels, answers of the float network and
+seeds, on a GPU where there is one. Accuracy is that of the deployed ONNX file on the 10,000 test pictures, which
+decided nothing, and Brevitas' that of its module. The exit code is 1 where one of ours loses more than 0.5 points on
+average with 4 bits, or 3 with 2.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def float_network(name: str, asked: argparse.Namespace, data: Pictures) -> nn.Mo
     if asked.whole and asked.whole.exists():
         net.load_state_dict(torch.load(asked.whole, weights_only=True))
     else:
-        Training(data, (Labels(smoothing=0.1),), epochs=asked.float_epochs, rate=0.1, progress=progress)(net)
+        folder = asked.keep and asked.keep / "float"
+        labels = (Labels(smoothing=0.1),)
+        Training(data, labels, epochs=asked.float_epochs, rate=0.1, folder=folder, progress=progress)(net)
     if asked.whole and not asked.whole.exists():
         torch.save(net.state_dict(), asked.whole.with_suffix(".part"))
         asked.whole.with_suffix(".part").rename(asked.whole)  # others may wait for it
@@ -147,6 +149,7 @@ def main() -> int:
     parser.add_argument("--float-epochs", type=int, default=12)
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--whole", type=Path, help="State dict of the MobileNetV2")
+    parser.add_argument("--keep", type=Path, help="Folder of checkpoints")
     asked = parser.parse_args()
     print(conditions("onnxruntime"), end="\n\n", flush=True)
     torch.set_num_threads(1)
@@ -167,7 +170,10 @@ def main() -> int:
                     torch.manual_seed(seed)
                     data = Pictures(images[: asked.images], labels[: asked.images], BATCH, seed)
                     losses = (Labels(0.3), Logits(0.7, 4.0))
-                    train = Training(data, losses, net, asked.epochs, optimizer=adam, seed=seed, progress=progress)
+                    kept = asked.keep and asked.keep / f"{name}-{bits}-{tool}-{seed}"
+                    train = Training(
+                        data, losses, net, asked.epochs, optimizer=adam, folder=kept, seed=seed, progress=progress
+                    )
                     if tool == "ours":
                         with tempfile.TemporaryDirectory() as folder:
                             file, size = ours(net, bits, asked.through, train, x, Path(folder))

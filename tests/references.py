@@ -3,12 +3,12 @@
 import functools
 from typing import Any
 
-import pytest
 from torch import nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.program import Program
+from tests.slow import but_slowly
 
 
 def network(name: str, statistics: int | None = 1) -> nn.Module:
@@ -21,7 +21,7 @@ def network(name: str, statistics: int | None = 1) -> nn.Module:
 
 def each(*fast: str) -> list[Any]:
     """Return the names of all as parameters, those that are not named for slow tests."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in fast)) for name in sorted(REFERENCES)]
+    return but_slowly(sorted(REFERENCES), REFERENCES.keys() - fast)
 
 
 def captured(name: str, statistics: int | None = 1) -> Program:

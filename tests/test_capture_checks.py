@@ -15,6 +15,7 @@ from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.job import open_program
 from optimize.recipe import parse
 from optimize.workflow import Job
+from tests.slow import but_slowly
 
 FRESH = """
 import sys
@@ -30,7 +31,7 @@ def program(name: str) -> tuple[nn.Module, optimize.Program]:
     return net.eval(), optimize.capture(net.eval(), (REFERENCES[name].inputs(2),), dynamic_size=True)
 
 
-@pytest.mark.parametrize("name", ["repvgg", "mobilenetv3", "unet"])
+@pytest.mark.parametrize("name", but_slowly(["repvgg", "mobilenetv3", "unet"], {"mobilenetv3"}))
 def test_a_file_answers_at_another_size_in_a_fresh_process(name: str, tmp_path: Path) -> None:
     net, captured = program(name)
     passes = [optimize.FuseConvBN(), optimize.Reparameterize()]

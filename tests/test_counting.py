@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import optimize
 from optimize import counting
 from optimize.graph import aten
+from tests.slow import but_slowly
 
 Mask = Callable[[Tensor], Tensor]
 
@@ -64,7 +65,7 @@ def example() -> tuple[Tensor, Tensor]:
     return torch.randint(0, 20, (2, 6)), (torch.arange(6)[None] < torch.tensor([[6], [4]])).long()
 
 
-@pytest.mark.parametrize("dynamic", [None, "sequence"])
+@pytest.mark.parametrize("dynamic", but_slowly([None, "sequence"], {None}))
 @pytest.mark.parametrize(
     ("mask", "looks_up"),
     [(counted, False), (causal, False), (shifted, True), (turned, True), (crossed, True), (later, False)],

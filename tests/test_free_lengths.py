@@ -298,7 +298,13 @@ def test_int8_keeps_lengths_free_and_is_judged_at_others(tmp_path: Path) -> None
 NET = ("tests.test_free_lengths:Shallow", "--input-shape", "16:int64;16:int64", "--to", "onnx", "--quiet")
 
 
-@pytest.mark.parametrize("said", ["sequence", "input_ids:1=sequence:1..48,attention_mask:1=sequence:1..48"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("sequence", marks=pytest.mark.slow),
+        "input_ids:1=sequence:1..48,attention_mask:1=sequence:1..48",
+    ],
+)
 def test_the_command_leaves_lengths_free_and_writes_them_down(said: str, tmp_path: Path, typed: Typed) -> None:
     done = typed(*NET, "--dynamic", said, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

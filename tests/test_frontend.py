@@ -13,10 +13,10 @@ from optimize.errors import InputsMisfit, Refused, VerificationFailed
 from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.load import capturing
 from optimize.load.capturing import Capturing, capture_model, capture_module
-from tests import nets
+from tests import nets, references
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", references.each("diverse_branch", "mobilenetv3", "vit", "lstm", "unet"))
 def test_captured_program_equals_the_module_at_other_batches(name: str) -> None:
     module = REFERENCES[name].build().eval()
     program = optimize.capture(module, (REFERENCES[name].inputs(2),))

@@ -28,7 +28,10 @@ from optimize.workers import Cluster, Local, map_tasks, working
 from tests import references, tasks
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
-CREWS = ("local", pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")))
+NEEDS_RAY = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+CREWS = ("local", pytest.param("ray", marks=NEEDS_RAY))
+#: Where Ray takes seconds.
+ONE_BY_ONE = ("local", pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.slow]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,13 +121,13 @@ def test_a_task_whose_worker_is_lost_is_done_again(crew: Local | Cluster, tmp_pa
     assert (tmp_path / "killed").exists()
 
 
-@BY_ALL
+@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
 def test_a_task_that_ends_every_worker_is_refused(crew: Local | Cluster) -> None:
     with pytest.raises(Refused, match="A worker was lost 3 times over one task"):
         list(map_tasks(tasks.killed_always, (), [0]))
 
 
-@pytest.mark.parametrize("crew", [None, *CREWS], indirect=True)
+@pytest.mark.parametrize("crew", [None, *ONE_BY_ONE], indirect=True)
 def test_what_a_task_raises_is_raised_after_the_answers_before_it(crew: Local | Cluster | None) -> None:
     answers = []
     with pytest.raises(Refused) as raised:
@@ -205,7 +208,7 @@ def test_ray_needs_trust() -> None:
         pass
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", references.each("resnet", "vit", "lstm"))
 def test_a_program_is_the_same_in_another_process(name: str) -> None:
     program = references.captured(name, None)
     carried: Program = pickle.loads(dumps(program))

@@ -216,7 +216,13 @@ def test_torchscript_input_goes_through_the_line(tmp_path: Path) -> None:
     assert report.trace[0].rewrites
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "tensorrt"))
+        for path in sorted((ROOT / "recipes").glob("*.yaml"))
+    ],
+)
 def test_every_shipped_recipe_runs(path: Path, tmp_path: Path) -> None:
     name = "lstm" if path.stem == "recurrent" else "repvgg"
     recipe = read(path)

@@ -502,7 +502,13 @@ def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
     os.kill(number, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("within", [(), ("setpriv", "--no-new-privs")], ids=["freely", "without new rights"])
+@pytest.mark.parametrize(
+    "within",
+    [
+        pytest.param((), id="freely", marks=pytest.mark.slow),
+        pytest.param(("setpriv", "--no-new-privs"), id="without new rights"),
+    ],
+)
 def test_what_they_leave_behind_meanwhile_goes_on_too(within: tuple[str, ...], tmp_path: Path) -> None:
     """It becomes a child of the keeper's, as what the command leaves behind does, which is ended."""
     (tmp_path / "net.pt").touch()

@@ -118,6 +118,7 @@ def test_a_dead_baseline_fails_everybody_with_its_reason(make: Make) -> None:
 
 
 @NEEDS_QEMU
+@pytest.mark.slow
 def test_files_are_judged_on_an_emulated_processor_beside_this_one(make: Make) -> None:
     batches = [([X], LABELS)] * 9
     close, dead = judge_elsewhere(["avx2", "sse4"], [make(), make(factor=0.9), make(dies_at=1)], batches)

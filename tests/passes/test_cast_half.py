@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import optimize
-from models import REFERENCES
 from optimize import graph
 from optimize.data.conform import Batch
 from optimize.data.samples import Samples
@@ -19,7 +18,7 @@ from tests import references
 
 
 @pytest.mark.parametrize("entry, tolerance", [(optimize.CastFP16(), 2e-3), (optimize.CastBF16(), 2e-2)])
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", references.each("diverse_branch", "vit", "lstm", "unet"))
 def test_half_precision_is_close_and_halves_the_weights(name: str, entry: optimize.CastFP16, tolerance: float) -> None:
     program = references.folded(name, 0)
     half, _outcome = entry.apply(program)

@@ -26,6 +26,7 @@ from optimize.passes.fuse_conv_bn import FuseConvBN
 from optimize.passes.prune_channels import PruneChannels
 from optimize.program import Program
 from optimize.pruning.criteria import Name
+from tests.slow import but_slowly
 
 torch.set_num_threads(1)
 
@@ -108,7 +109,7 @@ def error_against_masked(program: Program, thin: Program) -> float:
     return worst
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.95])
+@pytest.mark.parametrize("ratio", but_slowly([0.3, 0.5, 0.95], {0.5}))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_thin_equals_masked(name: str, ratio: float) -> None:
     program = captured(NETWORKS[name])

@@ -12,6 +12,7 @@ from optimize.frontend import capture
 from optimize.passes.prune_weights import PruneWeights
 from optimize.program import Program
 from tests import references
+from tests.slow import but_slowly
 
 torch.set_num_threads(1)
 
@@ -117,7 +118,7 @@ def sets_of(layer: fx.Node, tensor: torch.Tensor, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pattern", ["2:4", "1:4", "1:2", "3:8"])
-@pytest.mark.parametrize("name", ["resnet", "mobilenetv3", "unet", "vit"])
+@pytest.mark.parametrize("name", but_slowly(["resnet", "mobilenetv3", "unet", "vit"], {"mobilenetv3", "resnet"}))
 def test_of_every_m_neighbours_n_are_left(name: str, pattern: str) -> None:
     kept, width = map(int, pattern.split(":"))
     sparse, outcome = PruneWeights(pattern=pattern).apply(reference(name))

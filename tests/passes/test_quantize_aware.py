@@ -25,6 +25,7 @@ from optimize.quantization.quantizers import QUANTIZERS
 from optimize.quantization.simulation import Simulation
 from tests.elsewhere import GPU, Elsewhere
 from tests.quantization.test_aware import Tied
+from tests.slow import but_slowly
 
 
 def deployed(program: Program, folder: Path, flat: tuple[Tensor, ...]) -> list[Tensor]:
@@ -112,7 +113,7 @@ def subject(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     }[name]()
 
 
-@pytest.mark.parametrize("bits", [8, 3])
+@pytest.mark.parametrize("bits", but_slowly([8, 3], {3}))
 @pytest.mark.parametrize("steps", ["learned", "frozen"])
 @pytest.mark.parametrize("name", ["linear", "conv", "depthwise", "transposed", "pooled", "signed", "tied", "nested"])
 def test_the_deployed_file_answers_as_the_trained_module(name: str, steps: Any, bits: int, tmp_path: Path) -> None:
@@ -454,9 +455,10 @@ def test_a_moving_average_of_the_weights_is_trained(options: dict[str, Any]) -> 
 
 
 FEW = [{"quantizer": name, "bits": 4, "activation_bits": 4} for name in ("iao", "lsq", "lsq+", "dorefa", "pact")]
+SCHEMES_THERE = [*({"quantizer": name} for name in QUANTIZERS), *FEW]
 
 
-@pytest.mark.parametrize("options", [*({"quantizer": name} for name in QUANTIZERS), *FEW], ids=str)
+@pytest.mark.parametrize("options", but_slowly(SCHEMES_THERE, FEW), ids=str)
 def test_a_loop_may_train_on_a_gpu(options: dict[str, Any]) -> None:
     x, y = torch.randn(16, 3, 12, 12), torch.randint(5, (16,))
     program = optimize.capture(Residual().eval(), (x[:2],))

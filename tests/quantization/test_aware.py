@@ -21,6 +21,7 @@ from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.quantizers import LearnedStep, LearnedWeights, closest_step, fake_quantize, largest_step
 from optimize.quantization.simulation import Simulation
 from tests import nets, references
+from tests.slow import but_slowly
 
 STATIC = [name for name in REFERENCES if name != "lstm"]
 
@@ -108,7 +109,7 @@ class TestRounding:
 
 
 class TestUntrained:
-    @pytest.mark.parametrize("bits", [8, 3])
+    @pytest.mark.parametrize("bits", but_slowly([8, 3], {3}))
     @pytest.mark.parametrize("name", [*STATIC, "shared", "branches", "used_twice"])
     def test_it_equals_the_simulation(self, name: str, bits: int) -> None:
         is_reference = name in REFERENCES

@@ -12,6 +12,7 @@ from optimize.quantization.grid import LARGEST_SUM, neighbours, quantize_weight,
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
 from tests import references
+from tests.slow import but_slowly
 
 INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
 PAIRS = TensorFormat("int8", symmetric=True, per_channel=True, pairs=True)
@@ -157,7 +158,7 @@ def test_long_rows_and_other_layers_are_rounded_to_nearest() -> None:
     assert not can_round(layer, weight)
 
 
-@pytest.mark.parametrize("name", ["repvgg", "mobilenetv3", "resnet", "vit"])
+@pytest.mark.parametrize("name", but_slowly(["resnet", "vit", "repvgg", "mobilenetv3"], {"repvgg", "mobilenetv3"}))
 def test_compensation_brings_the_deployed_file_nearer(name: str, tmp_path: object) -> None:
     batches = [REFERENCES[name].inputs(16, seed=seed) for seed in range(4)]
     program = optimize.FuseConvBN().apply(references.captured(name, 0))[0]

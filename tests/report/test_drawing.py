@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-import models
 from optimize.report import html
 from optimize.report.drawing import BOX_HEIGHT, Drawing, Panel, draw
 from optimize.report.model import Comparison
+from tests import references
 from tests.report.conftest import HOSTILE, block
 from tests.report.test_condense import deep
 from tests.report.test_side_by_side import reference
@@ -41,7 +41,7 @@ def uprights(panel: Panel) -> list[tuple[float, float, float]]:
     return found
 
 
-@pytest.fixture(scope="module", params=models.REFERENCES)
+@pytest.fixture(scope="module", params=references.each("diverse_branch", "vit", "lstm", "unet"))
 def drawing(request: pytest.FixtureRequest) -> Drawing:
     return draw(reference(request.param))
 

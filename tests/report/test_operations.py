@@ -8,6 +8,7 @@ import models
 import optimize
 from optimize.report import operations
 from optimize.report.model import Comparison, Operation
+from tests import references
 
 
 def record(module: nn.Module, *shape: int) -> tuple[Operation, ...]:
@@ -59,7 +60,7 @@ def test_results_that_are_picked_and_weights_that_are_computed_are_left_out() ->
     assert [found[source].kind for source in add.inputs] == ["split"]
 
 
-@pytest.mark.parametrize("name", models.REFERENCES)
+@pytest.mark.parametrize("name", references.each("diverse_branch", "vit", "lstm", "unet"))
 def test_every_reference_has_a_small_record(name: str) -> None:
     reference = models.REFERENCES[name]
     program = optimize.capture(reference.build(), (reference.inputs(),))

@@ -12,6 +12,7 @@ from optimize.report.model import Comparison
 from optimize.report.side_by_side import _joints, listing
 from tests.report.conftest import HOSTILE, block
 from tests.report.test_golden import compare
+from tests.slow import but_slowly
 
 
 def change(module: nn.Module, x: torch.Tensor) -> Comparison:
@@ -37,7 +38,7 @@ def test_listing(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
-@pytest.mark.parametrize("name", ["repvgg", "mobilenetv3", "unet", "vit", "lstm"])
+@pytest.mark.parametrize("name", but_slowly(["repvgg", "mobilenetv3", "unet", "vit", "lstm"], {"mobilenetv3", "vit"}))
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     assert max(cell_len(line) for line in text(reference(name), width).splitlines()) <= width
 

@@ -22,6 +22,7 @@ from optimize.report.assemble import _about_processors
 from optimize.report.model import Row
 from optimize.targets.base import Artifact
 from tests.cpus import HAS_VNNI, NEEDS_QEMU, NEEDS_VNNI
+from tests.slow import but_slowly
 
 FILES = {"onnx": "net.onnx", "openvino": "net.xml", "torchscript": "net.pt"}
 
@@ -114,7 +115,7 @@ def test_a_run_warns_of_what_this_processor_lacks(plain: Program, monkeypatch: p
 
 @NEEDS_QEMU
 @NEEDS_VNNI
-@pytest.mark.parametrize("target", ["onnx", "openvino", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", but_slowly(["onnx", "openvino", "torchscript"], {"openvino", "torchscript"}))
 def test_only_a_file_for_any_processor_answers_on_all_alike(target: str, plain: Program, tmp_path: Path) -> None:
     original = optimize.export(plain, "onnx", tmp_path / "float.onnx")
     files = [made(plain, target, cpu, tmp_path / f"{cpu}.{FILES[target]}") for cpu in ("any", "vnni")]

@@ -12,6 +12,7 @@ from torch.nn import functional
 import optimize
 from optimize.program import Program
 from optimize.targets.onnx_graph.export import to_onnx
+from tests.slow import but_slowly
 from tests.targets.openvino_programs import coverage_of, installed
 from tests.targets.test_onnx_attention import LENGTH, Attention, Masked, answer, inputs
 
@@ -89,7 +90,7 @@ def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention]
         np.testing.assert_allclose(answer(model, inputs(batch, masked)), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", but_slowly(NETS, {Causal, Lowest, Headless}))
 def test_files_of_half_precision_answer_so(net: type[Attention], tmp_path: Path) -> None:
     program = captured(net)
     half = optimize.CastFP16(calibration=[inputs(4, True)]).apply(program)[0]
@@ -122,7 +123,7 @@ def test_a_module_that_looks_for_nan_itself_is_left(low: float) -> None:
 
 
 @installed
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("int8", but_slowly([False, True], {False}))
 @pytest.mark.parametrize("net", NETS)
 def test_openvino_answers_so(net: type[Attention], int8: bool, tmp_path: Path) -> None:
     program = captured(net)

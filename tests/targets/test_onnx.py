@@ -74,7 +74,7 @@ def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: 
     torch.testing.assert_close(answer["x"], x)
 
 
-@pytest.mark.parametrize("name", sorted(REFERENCES.keys() - {"acnet", "repvgg"}))  # diverse_branch is of the same
+@pytest.mark.parametrize("name", references.each("vit", "lstm", "unet"))
 def test_what_the_exporter_would_not_change_is_not_traced_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = optimize.FuseConvBN().apply(references.captured(name))[0]
     kept, names = to_onnx(program)

@@ -70,7 +70,10 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options, bits", OPTIONS, ids=[str(options) for options, _ in OPTIONS])
+@pytest.mark.parametrize(
+    "options, bits",
+    [pytest.param(*each, id=str(each[0]), marks=[pytest.mark.slow] * (each in OPTIONS[1::2])) for each in OPTIONS],
+)
 def test_the_file_is_small_and_runs_in_integers_as_if_it_were_not(
     options: dict[str, object], bits: int, tmp_path: Path
 ) -> None:

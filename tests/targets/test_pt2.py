@@ -394,6 +394,7 @@ def small_maps() -> nn.Module:
     return Net(_small_maps, **_small_layers()).eval()
 
 
+@pytest.mark.slow
 def test_one_sample_finds_float_weights_packed_and_other_shapes_fit(small_maps: nn.Module, tmp_path: Path) -> None:
     program = optimize.capture(small_maps, (draw(3, 1, 24, 20),), dynamic_size=True)
     artifact = TARGET.export(program, tmp_path / "net.pt2")
