@@ -10,6 +10,9 @@ from models import REFERENCES, randomize_batch_norm
 from optimize.program import Program
 from tests.slow import but_slowly
 
+#: Their operators are those of diverse_branch: branches of convolutions and norms.
+SAME = {"acnet", "repvgg"}
+
 
 def network(name: str, statistics: int | None = 1) -> nn.Module:
     """Return a reference network, its BatchNorms drawn from a seed; None leaves them as they are built."""

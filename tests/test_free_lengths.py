@@ -25,6 +25,7 @@ from optimize.progress import silent
 from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.recipe import Recipe
 from optimize.registry import find_target
+from tests.slow import but_slowly
 
 SEQUENCE = {"input_ids": {1: "sequence"}, "attention_mask": {1: "sequence"}}
 NAMED = ("batch", "sequence")
@@ -299,11 +300,7 @@ NET = ("tests.test_free_lengths:Shallow", "--input-shape", "16:int64;16:int64", 
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        pytest.param("sequence", marks=pytest.mark.slow),
-        "input_ids:1=sequence:1..48,attention_mask:1=sequence:1..48",
-    ],
+    "said", but_slowly(["sequence", "input_ids:1=sequence:1..48,attention_mask:1=sequence:1..48"], {"sequence"})
 )
 def test_the_command_leaves_lengths_free_and_writes_them_down(said: str, tmp_path: Path, typed: Typed) -> None:
     done = typed(*NET, "--dynamic", said, "--out", tmp_path / "out")

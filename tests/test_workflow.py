@@ -20,6 +20,7 @@ from optimize.measure.agreement import Agreement
 from optimize.pipeline import transform
 from optimize.recipe import Recipe, parse, read
 from optimize.workflow import run_job
+from tests.slow import but_slowly
 
 pytestmark = pytest.mark.usefixtures("files_run_here")
 ROOT = Path(__file__).parents[1]
@@ -218,10 +219,8 @@ def test_torchscript_input_goes_through_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "tensorrt"))
-        for path in sorted((ROOT / "recipes").glob("*.yaml"))
-    ],
+    but_slowly(sorted((ROOT / "recipes").glob("*.yaml")), {ROOT / "recipes" / "tensorrt.yaml"}),
+    ids=lambda path: path.stem,
 )
 def test_every_shipped_recipe_runs(path: Path, tmp_path: Path) -> None:
     name = "lstm" if path.stem == "recurrent" else "repvgg"

@@ -23,6 +23,7 @@ from optimize import files
 from optimize.cli import cli, keeper
 from optimize.sandbox.confine import can_confine
 from optimize.sealing import seal
+from tests.slow import but_slowly
 from tests.test_cli import command
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
@@ -503,11 +504,7 @@ def test_processes_that_the_user_had_before_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "within",
-    [
-        pytest.param((), id="freely", marks=pytest.mark.slow),
-        pytest.param(("setpriv", "--no-new-privs"), id="without new rights"),
-    ],
+    "within", but_slowly([(), ("setpriv", "--no-new-privs")], {()}), ids=["freely", "without new rights"]
 )
 def test_what_they_leave_behind_meanwhile_goes_on_too(within: tuple[str, ...], tmp_path: Path) -> None:
     """It becomes a child of the keeper's, as what the command leaves behind does, which is ended."""

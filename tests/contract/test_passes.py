@@ -14,13 +14,11 @@ from optimize.distances import output_error
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.passes.base import Exactness, Pass
 from optimize.program import Program
-from tests import nets
+from tests import nets, references
 from tests.slow import but_slowly
 
 PASSES = sorted(registry.passes())
 SUBJECTS = [*REFERENCES, *nets.CASES]
-#: Their operators are those of diverse_branch: branches of convolutions and norms.
-SAME = {"acnet", "repvgg"}
 REQUIRED = {"ratio": 0.25}
 
 
@@ -65,7 +63,7 @@ def captured() -> dict[str, tuple[nn.Module, Program]]:
     return found
 
 
-@pytest.mark.parametrize("subject_name", but_slowly(SUBJECTS, SAME))
+@pytest.mark.parametrize("subject_name", but_slowly(SUBJECTS, references.SAME))
 @pytest.mark.parametrize("pass_name", PASSES)
 def test_laws(pass_name: str, subject_name: str, captured: dict[str, tuple[nn.Module, Program]]) -> None:
     net, program = captured[subject_name]

@@ -22,8 +22,6 @@ from tests.cpus import HAS_VNNI
 
 #: A file of this target is compiled for some twenty seconds: convolutions with shortcuts, and attention, stand for all.
 FEWER = {("pt2", "float32"): ("vit",), ("pt2", "int8"): ("resnet",)}
-#: Their operators are those of diverse_branch: branches of convolutions and norms.
-SAME = {"acnet", "repvgg"}
 #: Decibels between a file and the float32 program; what computes operator by operator as that does, answers exactly.
 LEAST_DB = {"float32": 80.0, "int8": 20.0}
 EXACT_DB = 200.0
@@ -70,7 +68,7 @@ def test_files_agree_in_a_fresh_process_at_two_batch_sizes(target: str, precisio
         pytest.skip(backend.available().install)
     least_db = LEAST_DB_OF.get((target, precision), LEAST_DB[precision])
     work, expected = [], {}
-    for name in FEWER.get((target, precision), [name for name in REFERENCES if name not in SAME]):
+    for name in FEWER.get((target, precision), [name for name in REFERENCES if name not in references.SAME]):
         if name == "lstm" and precision == "int8" and "dynamic" not in backend.support.int8:
             continue  # its INT8 is dynamic
         subject = program(name, precision)

@@ -31,13 +31,12 @@ from optimize.targets.onnx import torch_operators
 from optimize.targets.onnx.importing import OnnxGraph
 from optimize.targets.onnx.runner import open_session, session_options
 from optimize.targets.onnx.torch_operators import _UNASKED, OPERATORS, OnnxCall, Unknown, apply
+from tests import references
 from tests.test_cli import Typed
 
 #: Slow where the operators are those of diverse_branch, or one of torch's exporters takes seconds.
 WAYS = [
-    pytest.param(
-        name, how, marks=[pytest.mark.slow] * (name in ("acnet", "repvgg") or (how == "dynamo" and name != "vit"))
-    )
+    pytest.param(name, how, marks=[pytest.mark.slow] * (name in references.SAME or (how == "dynamo" and name != "vit")))
     for name in sorted(REFERENCES)
     for how in ("own", "dynamo", "legacy")
 ]
