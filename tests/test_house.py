@@ -74,7 +74,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 70_123, 343, 492
+MOST_LINES, MOST_FILES, MOST_CLASSES = 70_135, 343, 492
 
 
 def _modules() -> dict[str, ast.Module]:

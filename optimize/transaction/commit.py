@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize import keeping
-from optimize.errors import Refused
+from optimize.errors import OptimizeError, Refused
 from optimize.files import check as check_file
 from optimize.files import refusal, refusing, write_text
 from optimize.regular import read_bytes, shown
@@ -50,6 +50,8 @@ _HINT = "Choose another --out."
 _RECORD, _TELLING = b'{\n "schema_version": ', (".yaml", ".jsonl")
 #: What the note says of a transaction, and its file.
 NOTED, NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
+#: Bytes that a note of a folder of a hundred thousand files has at most.
+_LONGEST_NOTE = 64 << 20
 #: ``foreign`` is where a confined process makes them: what is taken from there it cannot reach any more.
 FOLDERS = ("new", "old", "replaced", "foreign")
 
@@ -528,8 +530,8 @@ def read_note(path: Path, out: Path) -> dict[str, Any] | None:
         return None
     if not os.path.lexists(path / NOTE):
         return {}
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = dict(json.loads((path / NOTE).read_bytes()))
+    with suppress(OptimizeError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = dict(json.loads(read_bytes(path / NOTE, most_bytes=_LONGEST_NOTE)))
         is_own = found.pop("seal") == seal(json.dumps(found)) and found["home"] == os.lstat(path).st_ino
         said = {name: found[name] for name in NOTED}
         names = (*said["doubles"], *said["stale"], *said["moving"])

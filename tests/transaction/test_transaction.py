@@ -467,6 +467,27 @@ def test_a_hidden_folder_that_came_with_other_files_moves_and_removes_nothing(
     assert os.listdir(out) == ["result"] and hidden.is_dir()
 
 
+@pytest.mark.parametrize("kind", ["device", "fifo", "large"])
+@pytest.mark.parametrize("place", ["beside", "inside"])
+def test_a_note_that_never_ends_is_not_read(
+    place: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "optimized"
+    hidden = (out if place == "inside" else tmp_path) / ".optimized.optimize-aaaaaaaa"
+    hidden.mkdir(parents=True)
+    note = hidden / "transaction.json"
+    if kind == "device":
+        note.symlink_to("/dev/zero")
+    elif kind == "fifo":
+        os.mkfifo(note)
+    else:
+        note.write_text(" " * 2000)
+        monkeypatch.setattr(commit, "_LONGEST_NOTE", 1000)
+    with staging(out) as folder:
+        (folder / "result").write_text("new")
+    assert (out / "result").read_text() == "new" and os.path.lexists(note)
+
+
 @pytest.mark.parametrize("secret", ["none", "another's", "the user's"])
 def test_a_note_that_names_its_own_folder_loses_nothing(
     secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
