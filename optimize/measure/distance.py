@@ -116,6 +116,8 @@ class DistanceMeter:
     _count: int = 0
     _max_abs_error: float = 0.0
     _differing: float = 0.0
+    _chosen: float = 0.0
+    _wrong: float = 0.0
     _masks: dict[int, tuple[float, int]] = field(default_factory=dict)
     _ranges: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -146,10 +148,13 @@ class DistanceMeter:
         signal, difference = want[told], want[told] - got[told]
         self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
-        if {expected.dtype.name, found.dtype.name} & CHOICES:  # whatever type the other file has for them
-            signal, difference = np.ones(expected.size), (expected != found).astype(np.float64)
+        chosen, wrong = np.ones(expected.size), (expected != found).astype(np.float64)
+        if expected.dtype.name in CHOICES:  # whatever type the second file has for them
+            signal, difference = chosen, wrong
         else:
             self._set_aside(want[masks])
+            if found.dtype.name in CHOICES:  # choices in a type of numbers, or only the second file says so: both ways
+                self._chosen, self._wrong = self._chosen + chosen.sum(), self._wrong + wrong.sum()
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
             self._signal += float(np.square(signal).sum())
             self._noise += float(np.square(difference).sum())
@@ -170,7 +175,7 @@ class DistanceMeter:
         signal = self._signal + sum(square for square, _ in signals)
         count = max(self._count + sum(count for _, count in signals), 1)
         return Distance(
-            sqnr_db=self._sqnr_db(signal),
+            sqnr_db=min(self._sqnr_db(signal), ratio_db(self._chosen, self._wrong)),
             signal_power=signal / count,
             noise_power=self._noise / count,
             max_abs_error=self._max_abs_error,

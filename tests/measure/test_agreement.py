@@ -232,6 +232,15 @@ def test_a_class_is_right_or_wrong_however_near() -> None:
     assert distance_db(pixels, pixels + 1) == pytest.approx(46.0, abs=0.1)
 
 
+def test_the_second_files_type_hides_nothing() -> None:
+    """Zeros for what is zero nearly everywhere, as whole numbers: no class is right where the original has none."""
+    want = np.zeros((4, 300), np.float32)
+    want[:, 7] = 3.0
+    zeros = np.zeros((4, 300), np.int64)
+    assert distance_db(want, zeros) == distance_db(want, zeros.astype(np.float32)) == 0.0
+    assert distance_db(want, want.astype(np.int64)) == 200.0
+
+
 def test_squares_that_vanish_are_no_agreement() -> None:
     assert distance_db(np.array([1e-200]), np.array([1e-190])) == -200.0
     assert distance_db(np.array([1e-200]), np.array([1e-200])) == 200.0
