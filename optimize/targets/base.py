@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -612,9 +613,11 @@ class Target(ABC):
 
 
 def file_digest(*paths: Path) -> str:
-    """Return the SHA-256 of a file, or of several one after another, hexadecimal."""
+    """Return the SHA-256 of a file, or of several, each behind its size in bytes, hexadecimal."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
+            if len(paths) > 1:  # else bytes could go from one file to the next
+                digest.update(b"%d " % os.fstat(file.fileno()).st_size)
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
