@@ -93,6 +93,8 @@ class Baseline(FrozenRecord):
         (stored, there), (asked, here) = ((entry.metric, entry.samples) for entry in (self.accuracy, found))
         if (stored, there) != (asked, here):
             raise Refused(f"the baseline stores {stored} of {there} samples, asked is {asked} of {here}")
+        if found.flips and not 0 <= self.accuracy.value <= 1:
+            raise Refused(f"the baseline stores {self.accuracy.value:g} as a share of samples")
         return found.beside(self.accuracy.value)
 
 

@@ -95,7 +95,7 @@ class TimeRecord(FrozenRecord):
 class AccuracyRecord(FrozenRecord):
     """A metric: the candidate's ``value`` and the base's, and the 95 % interval of the difference; see ``Accuracy``."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, allow_inf_nan=False)
 
     metric: str
     value: float
