@@ -1,5 +1,6 @@
 """Weights in a second file: above what one ONNX file holds, here a limit lowered for the test."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,16 @@ def program(monkeypatch: pytest.MonkeyPatch) -> optimize.Program:
     torch.manual_seed(0)
     monkeypatch.setattr("optimize.targets.onnx_graph.external.LARGEST_BYTES", 4096)
     return optimize.capture(Words().eval(), (torch.randint(0, 64, (2, 5)),))
+
+
+def test_bytes_that_go_from_one_file_to_the_next_are_another_hash(tmp_path: Path) -> None:
+    files = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    found = set()
+    for parts in ((b"12", b"345"), (b"123", b"45"), (b"2 123", b"45")):
+        for file, part in zip(files, parts, strict=True):
+            file.write_bytes(part)
+        found.add(file_digest(*files))
+    assert len(found) == 3 and file_digest(files[1]) == hashlib.sha256(b"45").hexdigest()
 
 
 def test_large_weights_lie_in_a_second_file_and_run_in_a_fresh_process(
