@@ -72,7 +72,8 @@ def board(folder: Path) -> Iterator[Board]:
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host}")
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
-        f"StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\nSetEnv TMPDIR={found.scratch}\n"
+        f"StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
+        f"SetEnv TMPDIR={found.scratch} HOME={folder}\n"  # there a shell finds no start-up files of this user's
     )
     configure(found)
     script = folder / "bin" / "ssh"
