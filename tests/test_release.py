@@ -22,7 +22,7 @@ DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
 OF_DEVELOPERS = {
-    *["hypothesis", "pytest", "pytest-xdist", "ruff", "mypy", "types-PyYAML", "sphinx", "myst-parser", "furo"],
+    *["hypothesis", "lmdb", "pytest", "pytest-xdist", "ruff", "mypy", "types-PyYAML", "sphinx", "myst-parser", "furo"],
     *["myst-nb", "nbclient", "ipykernel"],
 }
 
