@@ -21,7 +21,7 @@ from optimize.graph import aten
 from optimize.normal_form import is_settled, normalize, write_out_of_place
 from optimize.program import Program
 from optimize.progress import quiet
-from optimize.tracing import looked_up_once, shape_rules
+from optimize.tracing import light_traces, shape_rules
 
 #: Numbers of a tensor of positions that is computed to see where a table ends.
 _MOST_PLACES = 2**22
@@ -225,7 +225,7 @@ def quiet_export() -> Iterator[None]:
 
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     try:
-        with looked_up_once():
+        with light_traces():
             return exported.run_decompositions({})
     except Exception as error:
         raise explain_refusal(error, Dimensions(())) from error

@@ -19,6 +19,7 @@ from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
 from optimize.preparation import check_it_runs, inference_copy, own_inputs, return_tensors
 from optimize.program import MAX_BATCH, Program, step_of
+from optimize.tracing import light_traces
 
 
 def capture(
@@ -187,7 +188,7 @@ def _export(
     dims = [{dim: batch if name == BATCH else size for dim, name in names.items()} for names in free.names]
     spec = pytree.tree_structure((args, kwargs))
     signature = _by_name(module, *pytree.tree_unflatten(dims, spec))
-    with heard_bindings() as bindings:
+    with light_traces(), heard_bindings() as bindings:
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=signature, strict=False)
         except Exception as error:

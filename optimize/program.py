@@ -24,7 +24,7 @@ from optimize.errors import Refused, first_line, looking_up
 from optimize.escaping import plain
 from optimize.plan import Quantization
 from optimize.records import Stats
-from optimize.tracing import shape_rules
+from optimize.tracing import light_traces, shape_rules
 
 MAX_BATCH = 4096
 _LONGEST_NAME = 64
@@ -283,7 +283,7 @@ class Program:
         for dims in (named,) if loose == named else (named, loose):
             shapes = tuple({dim: dims[name] for dim, name in entry.items()} for entry in self.dynamic)
             try:
-                with shape_rules():
+                with shape_rules(), light_traces():
                     return torch.export.export(self.graph_module, self.inputs, dynamic_shapes=shapes, strict=False)
             except Exception as error:  # where not every size of a range fits, such as multiples of 8 alone
                 failure = error

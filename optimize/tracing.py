@@ -1,4 +1,4 @@
-"""What a trace of torch's need not do: run recurrent layers step by step for their shapes, look up composite operators.
+"""What a trace of torch's need not do: run recurrent layers step by step, look up operators, note lines of Python.
 
 torch computes the shapes of an LSTM, a GRU or a plain recurrent layer by running its steps one by one in Python: that
 takes 12 seconds for 32 of them, and the number of steps becomes a constant. What they return does not need to be run.
@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch._decomp import decomposition_table
 from torch._export import utils
+from torch.fx import config as fx_config
 
 from optimize.graph import aten
 
@@ -64,11 +65,13 @@ _LOOK_UP = "_materialize_cpp_cia_ops"
 
 
 @contextlib.contextmanager
-def looked_up_once() -> Iterator[None]:
-    """Let torch look its composite operators up once inside the block, where nobody registers any."""
-    look_up = getattr(utils, _LOOK_UP, None)
-    if look_up is None:  # a torch that does it in another way
-        yield
-        return
-    with mock.patch.object(utils, _LOOK_UP, functools.cache(look_up)):
+def light_traces() -> Iterator[None]:
+    """Let torch look its composite operators up once inside the block, where nobody registers any.
+
+    Nor does it write beside each node the lines of Python that led there, which nobody reads: a tenth of a trace.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(fx_config, "do_not_emit_stack_traces", True, create=True))
+        if look_up := getattr(utils, _LOOK_UP, None):  # else a torch that does it in another way
+            stack.enter_context(mock.patch.object(utils, _LOOK_UP, functools.cache(look_up)))
         yield

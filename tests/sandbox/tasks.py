@@ -10,13 +10,10 @@ import signal
 import socket
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from optimize.errors import Defect, UsageError
 
@@ -87,7 +84,7 @@ def escape(folder: Path, tell: Tell, outside: str, victim: int, terminal: str, s
         "capability": lambda: _held_capabilities(),
         "io_uring": lambda: _call(425, 1, 0),
         "mount": lambda: _call(165, 0, 0, 0, 0, 0),
-        "memory": lambda: torch.empty(64 << 30, dtype=torch.uint8).numel(),
+        "memory": lambda: len(bytearray(64 << 30)),
         "large file": lambda: _large(folder / "large"),
     }
     return {name: _tried(action) for name, action in actions.items()}
@@ -123,19 +120,6 @@ def _large(path: Path) -> int:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with path.open("wb") as file:
         return os.truncate(file.fileno(), 1 << 40) or 1
-
-
-def work(folder: Path, tell: Tell) -> dict[str, Any]:
-    """Do what honest work needs: threads, arithmetic, reading, its own folder."""
-    (folder / "result").write_text("x")
-    found: list[float] = []
-    thread = threading.Thread(
-        target=lambda: found.append(float(torch.ones(300, 300).matmul(torch.ones(300, 300)).sum()))
-    )
-    thread.start()
-    thread.join()
-    tell("half", 0.5)
-    return {"sum": found[0], "read": len(Path(__file__).read_text()) > 0, "secrets": os.environ.get("SOME_API_TOKEN")}
 
 
 def refuse(folder: Path, tell: Tell) -> None:

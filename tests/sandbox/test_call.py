@@ -19,7 +19,9 @@ TASKS = "tests.sandbox.tasks"
 
 
 def ask(name: str, folder: Path, limits: ChildLimits = LIMITS, progress: Any = None, **arguments: Any) -> Any:
-    return call(f"{TASKS}:{name}", arguments, folder, about="'m.pt'", limits=limits, progress=progress)
+    return call(
+        name if ":" in name else f"{TASKS}:{name}", arguments, folder, about="'m.pt'", limits=limits, progress=progress
+    )
 
 
 def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_nothing_outside_the_folder_is_reached(tmp_path: Path) -> None:
 def test_honest_work_goes_on_and_sees_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_TOKEN", "secret")
     told: list[tuple[str, float]] = []
-    answer = ask("work", tmp_path, progress=lambda phase, share: told.append((phase, share)))
+    answer = ask("tests.sandbox.honest:work", tmp_path, progress=lambda phase, share: told.append((phase, share)))
     assert answer.value == {"sum": 300.0**3, "read": True, "secrets": None} and told == [("half", 0.5)]
     assert (tmp_path / "result").read_text() == "x"
 

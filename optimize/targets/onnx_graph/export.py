@@ -39,7 +39,7 @@ from optimize.targets.onnx_graph.lifting import lifted
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.shapes import settle_reshapes
 from optimize.targets.probe import Calls, module_of
-from optimize.tracing import looked_up_once, shape_rules
+from optimize.tracing import light_traces, shape_rules
 
 #: The oldest opset with Gelu and LayerNormalization as one operator, which runtimes have fused kernels for; everything
 #: released since 2024 reads it (ONNX Runtime 1.17, TensorRT 10, OpenVINO 2024.0). Newer ones add nothing used here.
@@ -133,7 +133,7 @@ def _translate(program: Program, exported: torch.export.ExportedProgram, opset: 
         with (
             quiet("torch.onnx", "onnxscript", "onnx_ir", level=logging.ERROR),
             shape_rules(aten.lstm.input, aten.gru.input),
-            looked_up_once(),
+            light_traces(),
             mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(_translations)),
         ):
             translated = torch.onnx.export(
