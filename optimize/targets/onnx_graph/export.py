@@ -19,8 +19,10 @@ from unittest import mock
 import onnx
 import onnx_ir as ir
 import torch
+from onnxscript import opset20 as op
 from onnxscript.optimizer import fold_constants
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -53,7 +55,7 @@ _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "
 _FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 _ATTENTION = aten.scaled_dot_product_attention.default
-_BATCH_NORM = aten.batch_norm.default
+_BATCH_NORM, _SCATTERED = aten.batch_norm.default, aten.scatter_reduce.two
 _from_torchlib = ONNXRegistry.from_torchlib
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
@@ -164,7 +166,11 @@ def _translations(**options: Any) -> ONNXRegistry:
         _, momentum, eps, _ = rest
         return known.onnx_function(x, weight, bias, mean, var, momentum, eps)[0]
 
+    def log_sigmoid(x: Any) -> Any:  # of the exporter's, Log(Sigmoid(x)), nothing is left below -18
+        return op.Neg(op.Softplus(op.Neg(x)))
+
     registry.register_op(_BATCH_NORM, batch_norm)
+    registry.register_op(aten.log_sigmoid.default, log_sigmoid)
     return registry
 
 
@@ -194,7 +200,8 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
     registry = _translations(opset_version=max(opset, TORCHLIB_OPSET))
     spelled = [node for node in calls if _is_mean(node) or graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
     others = {node.target for node in calls if node not in spelled}
-    known = all(registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload))
+    has_means = any(graph.is_call(node, _SCATTERED) and graph.argument(node, "reduce") == "mean" for node in calls)
+    known = not has_means and all(registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload))
     with_one_head = any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls)
     if known and not with_one_head and is_settled(program.graph):
         exported = lifted(program)
@@ -203,9 +210,11 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
     exported = program.export()
     take_apart = exported.run_decompositions
     own = {_ATTENTION: _with_one_head} if with_one_head else {}
+    if has_means:
+        own[_SCATTERED] = _scattered_mean
     if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
         own[_BATCH_NORM] = _BATCH_NORM.decompose
-    exported.run_decompositions = lambda table: take_apart({**table, **own})
+    exported.run_decompositions = lambda table: _spelled(take_apart({**table, **own}))
     return exported
 
 
@@ -216,9 +225,12 @@ def _is_mean(node: fx.Node) -> bool:
 def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Write the mean over an image and transposed convolutions as the exporter would, in place.
 
-    Nearly all convolutional networks have the first, and those that make images the second.
+    Nearly all convolutional networks have the first, and those that make images the second. Quotients of sizes that may
+    be negative, such as ``-(-n // 2)``, are rounded down, which the exporter leaves out: what has no rest needs none.
     """
     for node in exported.graph.nodes:
+        if node.target is operator.floordiv and not all(map(_is_natural, node.args)):
+            node.update_arg(0, _without_rest(node))
         if _is_mean(node):
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
         elif graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS):
@@ -226,6 +238,34 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
             node.target = aten.convolution.default
             node.args = (x, weight, bias, stride, padding, dilation, True, outer, groups)
     return exported
+
+
+def _is_natural(size: Any) -> bool:
+    return statically_known_true((size.meta["val"] if isinstance(size, fx.Node) else size) >= 0)
+
+
+def _without_rest(node: fx.Node) -> fx.Node:
+    """Return the dividend less what is left of it when it is divided and rounded down, as ONNX has rests."""
+    size, by = node.args
+    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
+    with node.graph.inserting_before(node):
+        rest = node.graph.call_function(operator.mod, (size, by))
+        whole_part = node.graph.call_function(operator.sub, (size, rest))
+    rest.meta["val"] = values[0] % values[1]
+    whole_part.meta["val"] = values[0] - rest.meta["val"]
+    return whole_part
+
+
+def _scattered_mean(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool = True
+) -> torch.Tensor:
+    """Compute means of what is scattered by sums and counts: ONNX has none, and the exporter writes what comes last."""
+    if reduce != "mean":
+        return NotImplemented
+    held = x if include_self else x.scatter(dim, index, 0)
+    count = (torch.ones_like if include_self else torch.zeros_like)(x).scatter_add(dim, index, torch.ones_like(source))
+    mean = "floor" if not x.is_floating_point() else None
+    return torch.div(held.scatter_add(dim, index, source), count.clamp(min=1), rounding_mode=mean)
 
 
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:

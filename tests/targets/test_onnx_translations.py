@@ -1,0 +1,77 @@
+"""What torch's exporter translates wrongly is translated anew: files answer as the module at every size and value."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import optimize
+
+TARGETS = {"onnx": ".onnx", "openvino": ".xml"}
+
+
+class Calling(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def padded(x: Tensor) -> Tensor:
+    """Pads to a multiple of four, as it is often written: minus a quotient of a negative size rounded down."""
+    return nn.functional.pad(x, (0, -(-x.shape[2] // 4) * 4 - x.shape[2]))
+
+
+def halved(x: Tensor) -> Tensor:
+    """Counts pairs of samples by a negative divisor."""
+    return x * -(x.shape[0] // -2)
+
+
+def scattered(include_self: bool) -> Callable[[Tensor], Tensor]:
+    places = torch.tensor([[0, 0, 2, 2, 1, 0, 2]])
+
+    def scatter(x: Tensor) -> Tensor:
+        into = x[:, 0, :5] * 2
+        return into.scatter_reduce(1, places.expand(x.shape[0], 7), x[:, 1, :7], "mean", include_self=include_self)
+
+    return scatter
+
+
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "padded": padded,
+    "halved": halved,
+    "mean with what was there": scattered(True),
+    "mean without": scattered(False),
+    "log_sigmoid": lambda x: nn.functional.logsigmoid(x * 40),
+    "log_sigmoid and a batch norm taken apart": lambda x: nn.functional.logsigmoid(nn.functional.instance_norm(x) * 40),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", CASES)
+def test_files_answer_as_the_module(case: str, target: str, tmp_path: Path) -> None:
+    net = Calling(CASES[case]).eval()
+    dynamic = {"x": {2: "length"}} if case == "padded" else None
+    program = optimize.capture(net, (torch.randn(2, 3, 8),), dynamic=dynamic)
+    runner = optimize.export(program, target, tmp_path / f"net{TARGETS[target]}").load(threads=1)
+    for samples, length in ((1, 8), (3, 9 if dynamic else 8), (4, 11 if dynamic else 8)):
+        x = torch.randn(samples, 3, length)
+        (answer,) = runner.run([x.numpy()])
+        wanted = net(x).numpy()
+        assert answer.shape == wanted.shape and np.isfinite(answer).all()
+        np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_quotients_of_sizes_that_are_never_negative_are_left_as_they_are(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    program = optimize.capture(Calling(lambda x: x * (x.shape[0] // 2)).eval(), (torch.randn(2, 3, 8),))
+    optimize.export(program, "onnx", tmp_path / "net.onnx")
+    found = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
+    assert "Div" in found and "Mod" not in found
