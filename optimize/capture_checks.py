@@ -16,6 +16,7 @@ from optimize import graph, ops
 from optimize.dimensions import BATCH
 from optimize.distances import CAP_DB, output_error, ratio_db
 from optimize.errors import Refused, VerificationFailed, first_line
+from optimize.graph import aten
 from optimize.invariants import EXACT_TOLERANCE
 from optimize.preparation import is_truths, nested_encoders
 from optimize.program import Program, tensor_value
@@ -28,6 +29,9 @@ _HINT = (
 
 #: Kernels of one layer are nearer to each other than this, in float16 too.
 _ALIKE_DB = 40.0
+#: What whole numbers are drawn below that no table says anything of.
+_BOUNDS = (100, 10, 2, 1)
+_LOOK_UPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
 
 
 def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -58,20 +62,34 @@ def vary_tokens(program: Program) -> Program:
     """Return the program with random tokens in place of constant ones, and with masks that let everything through.
 
     Passes are verified and files are judged on the example inputs: one token in every place, or nothing that is
-    attended to, would hide nearly all errors. Tokens are drawn within the smallest table that each input reads.
+    attended to, would hide nearly all errors. Tokens are drawn within the smallest table that each input reads; where
+    none does, below the largest of a few bounds that the program takes: they may be places in something else.
     """
-    generator = torch.Generator().manual_seed(0)
+    if not any(map(_is_constant, program.inputs)):
+        return program
     masks = {place for place, node in enumerate(program.placeholders) if _is_mask(program, node, place)}
-    inputs = tuple(
-        torch.randint(0, _vocabulary(program, place), tensor.shape, generator=generator).to(tensor.dtype)
+    inputs = next(found for most in _BOUNDS if _runs(program, found := _drawn(program, most)) or most == _BOUNDS[-1])
+    varied = replace(program, inputs=inputs)
+    open_masks = tuple(torch.ones_like(value) if place in masks else value for place, value in enumerate(inputs))
+    return replace(varied, inputs=open_masks) if masks and _runs(program, open_masks) else varied
+
+
+def _drawn(program: Program, most: int) -> tuple[torch.Tensor, ...]:
+    """Return the example inputs with tokens in place of constant ones, below a bound where no table is known."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.randint(0, _vocabulary(program, place, most), tensor.shape, generator=generator).to(tensor.dtype)
         if _is_constant(tensor)
         else tensor
         for place, tensor in enumerate(program.inputs)
     )
-    varied = replace(program, inputs=inputs)
-    open_masks = tuple(torch.ones_like(value) if place in masks else value for place, value in enumerate(inputs))
-    finite = masks and all(bool(value.isfinite().all()) for value in program.run(open_masks))
-    return replace(varied, inputs=open_masks) if finite else varied
+
+
+def _runs(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
+    try:
+        return all(bool(value.isfinite().all()) for value in program.run(inputs))
+    except (RuntimeError, IndexError):  # a place that is none
+        return False
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
@@ -81,10 +99,10 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _is_mask(program: Program, node: fx.Node, place: int) -> bool:
     """Say whether an input is zeros and becomes, moved about, numbers to compute with or truths: a mask of tokens.
 
-    What an embedding reads is tokens, also where a mask is made of them.
+    What an embedding reads is tokens, also where a mask is made of them, and what is looked up elsewhere is places.
     """
     readers = list(_moved(node))
-    if not _is_constant(program.inputs[place]) or any(user.target is graph.aten.embedding.default for user in readers):
+    if not _is_constant(program.inputs[place]) or any(graph.is_call(user, *_LOOK_UPS) for user in readers):
         return False
     made = [value.dtype for user in readers if (value := tensor_value(user)) is not None]
     return any(dtype.is_floating_point or dtype is torch.bool for dtype in made)
@@ -99,21 +117,21 @@ def _moved(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-def _vocabulary(program: Program, index: int) -> int:
-    """Return the rows of the smallest embedding that reads an input directly, 1 where none does."""
+def _vocabulary(program: Program, index: int, most: int) -> int:
+    """Return the rows of the smallest embedding that reads an input directly, ``most`` where none does."""
     placeholder = program.placeholders[index]
     tables = [
         graph.constant(program.graph_module, node.args[0])
-        for node in graph.calls(program.graph, graph.aten.embedding.default)
+        for node in graph.calls(program.graph, aten.embedding.default)
         if node.args[1] is placeholder
     ]
-    return min((table.shape[0] for table in tables if table is not None), default=1)
+    return min((table.shape[0] for table in tables if table is not None), default=most)
 
 
 def tell_fixed_length(program: Program) -> list[str]:
     """Return what to say of a program whose tokens ``[N, T]`` have one length, where nobody said that it is free."""
     lines = ((place, value) for place, value in enumerate(program.inputs) if value.dim() == 2 and value.shape[1] > 1)
-    lengths = sorted({value.shape[1] for place, value in lines if _vocabulary(program, place) > 1})
+    lengths = sorted({value.shape[1] for place, value in lines if _vocabulary(program, place, 1) > 1})
     told = f"The files take {named([str(size) for size in lengths], 3)} tokens, neither more nor fewer: "
     return [f"{told}--dynamic sequence leaves the length free."] if lengths else []
 
@@ -201,8 +219,8 @@ def _excess(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
     return 0.0
 
 
-#: Smaller sizes of a free dimension, as (numerator, denominator, added): an odd one finds what even ones hide.
-_SMALLER = ((1, 2, 1), (1, 2, 0), (3, 4, 0))
+#: Smaller sizes of a free dimension: an odd one finds what even ones hide.
+_SMALLER = (lambda size: size // 2 | 1, lambda size: size // 2, lambda size: size * 3 // 4)
 
 
 def check_sizes(program: Program) -> Program:
@@ -223,8 +241,7 @@ def check_sizes(program: Program) -> Program:
     answers = _Answers(program)
     larger = _largest(answers, examples, doubled)
     smaller = (
-        {name: program.free[name].within(size * share // of + more) for name, size in examples.items()}
-        for share, of, more in _SMALLER
+        {name: program.free[name].within(smaller(size)) for name, size in examples.items()} for smaller in _SMALLER
     )
     less = next((sizes for sizes in smaller if answers.of(sizes) is not None), examples)
     tried = [sizes for sizes in (larger, less) if sizes != examples]

@@ -17,7 +17,7 @@ from optimize import registry, replay
 from optimize.costs import UNASKED_BATCH, size_bytes
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
-from optimize.dimensions import read_dynamic
+from optimize.dimensions import BATCH, read_dynamic
 from optimize.errors import Refused, TargetUnavailable, VerificationFailed, require
 from optimize.files import write_text
 from optimize.job import Export, Job, open_program
@@ -48,6 +48,9 @@ from optimize.targets.arrays import to_array
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import ENDINGS, among, check, check_own, found, staging
 from optimize.wording import and_others
+
+#: Batches that files must answer beside those of the data, which have so many samples that what divides them hides.
+_OTHER_BATCHES = (1, 7)
 
 
 def optimize(
@@ -435,8 +438,10 @@ def runs(entry: Export, remote: Remote | None) -> bool:
 
 
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
-    """Yield a batch of each other size of what is free besides the batch: the files must answer there too."""
-    for sizes in program.other_sizes():
+    """Yield a batch of each other size of what is free, an odd one among them: the files must answer there too."""
+    free = program.free.get(BATCH)
+    batches = [{BATCH: size} for size in _OTHER_BATCHES if free and free.least <= size <= (free.most or size)]
+    for sizes in (*batches, *program.other_sizes()):
         yield [to_array(tensor) for tensor in program.resized(sizes)], None
 
 

@@ -48,6 +48,7 @@ BAD = {
     "version": (b"\x93NUMPY\x09\x00" + BODY, "cannot be read"),
     "cut off": (b"\x93NUMPY", "cannot be read"),
     "short": (array_file("(3, 3)"), "claims 36 bytes, 24 are there"),
+    "samples of nothing": (array_file("(288230376151711744, 0, 4)"), "288230376151711744 rows hold nothing"),
 }
 
 

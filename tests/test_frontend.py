@@ -349,6 +349,24 @@ def test_a_mask_that_a_command_draws_or_texts_make_is_one_that_the_model_takes(m
     assert program.inputs[1].dtype is torch.bool and bool(program.inputs[1].any())
 
 
+class Counted(nn.Module):
+    """Adds to a float what comes of whole numbers that no table reads: places in something, or no places at all."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.rand(size))
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return x + self.table[places] + (places // 7)
+
+
+@pytest.mark.parametrize(("size", "most"), [(200, 100), (12, 10), (2, 2), (1, 1)])
+def test_whole_numbers_that_no_table_reads_are_drawn_as_far_as_the_model_takes_them(size: int, most: int) -> None:
+    zeros = torch.zeros(4, 6, dtype=torch.int64)
+    program = capture_model(Counted(size).eval(), lambda _: (torch.rand(4, 6), zeros), Capturing())
+    assert most // 2 <= int(program.inputs[1].max()) < most
+
+
 def test_a_part_left_in_training_mode_is_said() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     net[1].train()

@@ -25,6 +25,8 @@ _INFLATED_BYTES, _INFLATED_FREELY = 256 << 20, 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: The axes that NumPy and torch agree on.
 _MOST_AXES = 64
+#: Rows of an array that holds no number; they take no bytes, so that any number of them would be read.
+_MOST_EMPTY = 1 << 24
 
 
 def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
@@ -142,6 +144,8 @@ def _check_header(file: IO[bytes], size: int) -> None:
         raise ValueError(f"its elements of type {dtype} hold nothing")
     if len(shape) > _MOST_AXES or any(type(length) is not int or not 0 <= length < 2**63 for length in shape):
         raise ValueError(f"{shown(str(shape[:8]))} is no shape")
+    if 0 in shape and max(shape) > _MOST_EMPTY:
+        raise ValueError(f"{max(shape)} rows hold nothing")
     claimed, left = math.prod(shape) * dtype.itemsize, size - file.tell()
     if claimed > left:
         raise ValueError(f"its header claims {claimed} bytes, {left} are there")

@@ -61,12 +61,13 @@ class Quality:
 
 
 class _Posed(NamedTuple):
-    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds."""
+    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds, or by themselves."""
 
     inputs: Sequence[np.ndarray]
     labels: np.ndarray | None
     made_up: bool
     counted: bool
+    alone: bool = False
 
 
 @dataclass
@@ -75,6 +76,7 @@ class _Judge:
     subject: Subject | None
     accuracy: AccuracyMeter
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
+    alone: list[Agreement] = field(default_factory=list)
     failure: str | None = None
     digest: str | None = None
     rounded: bool = False
@@ -110,9 +112,12 @@ class _Judge:
             places = places_of(specs, self.session.artifact.outputs)
             for wanted, found, entry in zip(expected, answers, asked, strict=True):
                 found = [found[place] for place in places] if len(places) == len(found) else found
-                counts = entry.counted or not (entry.made_up and self.rounded)
+                alone = entry.alone and not self.rounded  # a few samples: among many others they would not be heard
+                counts = not alone and (entry.counted or not (entry.made_up and self.rounded))
                 meter = self.agreement if counts else AgreementMeter()
                 meter.update(list(wanted.values()), found, list(wanted))
+                if alone and (distance := meter.result()) is not None:
+                    self.alone.append(distance)
                 if not entry.made_up:
                     self.accuracy.update(wanted, dict(zip(wanted, found, strict=True)), entry.labels)
         except (WorkerFailed, VerificationFailed) as error:
@@ -124,7 +129,10 @@ class _Judge:
         agreement = self.agreement.result()
         if agreement is not None:
             proof = judged or agreement.sqnr_db >= CAP_DB
-            agreement = replace(agreement, judged=agreement.judged and proof)
+            least_db = min(each.sqnr_db for each in (agreement, *self.alone))
+            largest = max(each.max_abs_error for each in (agreement, *self.alone))
+            judged = agreement.judged and proof
+            agreement = replace(agreement, sqnr_db=least_db, max_abs_error=largest, judged=judged)
         found = Quality(agreement, self.accuracy.result(), digest=self.digest)
         return replace(found, samples=self.samples, seconds=self.seconds)
 
@@ -151,7 +159,8 @@ def judge(
         metric: What is judged; None for top-1 or the accuracy of pixels, where there are labels.
         compare_only: Read no further once nobody is left to compare with the first.
         noise: Whether the batches are made up.
-        more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first.
+        more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first; each
+            is judged by itself.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
@@ -163,7 +172,7 @@ def judge(
     for entry in others:
         entry.rounded |= baseline.rounded
     asked = (_Posed(*batch, made_up=noise, counted=noise) for batch in batches)
-    more = (_Posed(*batch, made_up=True, counted=noise) for batch in more_noise)
+    more = (_Posed(*batch, made_up=True, counted=noise, alone=True) for batch in more_noise)
     specs = baseline.session.artifact.outputs
     for group in _together(itertools.chain(asked, more)):
         try:

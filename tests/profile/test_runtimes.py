@@ -118,6 +118,25 @@ def test_an_onnx_file_is_joined_to_its_own_nodes(files: dict[str, Path]) -> None
     assert found.batch == 2 and all(kernel.seconds > 0 for kernel in found.kernels)
 
 
+def test_what_runs_inside_a_branch_is_part_of_it(tmp_path: Path) -> None:
+    def branch(op: str) -> onnx.GraphProto:
+        made = onnx.helper.make_tensor_value_info("made", onnx.TensorProto.FLOAT, ["batch", 4])
+        return onnx.helper.make_graph([onnx.helper.make_node(op, ["x"], ["made"])], op, [], [made])
+
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+    nodes = [
+        onnx.helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        onnx.helper.make_node("Greater", ["sum", "zero"], ["is_more"]),
+        onnx.helper.make_node("If", ["is_more"], ["y"], then_branch=branch("Relu"), else_branch=branch("Neg")),
+    ]
+    zero = onnx.numpy_helper.from_array(np.float32(0), "zero")
+    graph, opsets = onnx.helper.make_graph(nodes, "net", [x], [y], [zero]), [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    onnx.save(model, tmp_path / "net.onnx")
+    found = profile_file(tmp_path / "net.onnx", limits=LIMITS, fresh=False)
+    assert [kernel.op for kernel in found.kernels][-1] == "If" and len(found.kernels) == 3
+
+
 def test_an_openvino_file_is_joined_to_its_own_nodes(files: dict[str, Path]) -> None:
     found = profile_file(files["openvino"], limits=LIMITS, fresh=False)
     layers = {layer for kernel in found.kernels for layer in kernel.layers}

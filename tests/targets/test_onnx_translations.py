@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import optimize
+from optimize import workflow
 
 TARGETS = {"onnx": ".onnx", "openvino": ".xml"}
 
@@ -75,3 +76,12 @@ def test_quotients_of_sizes_that_are_never_negative_are_left_as_they_are(tmp_pat
     optimize.export(program, "onnx", tmp_path / "net.onnx")
     found = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
     assert "Div" in found and "Mod" not in found
+
+
+@pytest.mark.usefixtures("files_run_here")
+def test_a_file_that_is_right_at_even_batches_alone_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimize.targets.onnx_graph.export._is_natural", lambda size: True)
+    report = workflow.optimize(Calling(halved).eval(), [torch.randn(2, 3, 8)], budget_s=0.2, out=tmp_path / "out")
+    assert report.rows[0].status == "failed" and "answers differently" in (report.rows[0].reason or "")

@@ -71,15 +71,17 @@ class OnnxProbe(Probe):
     def finish(self) -> tuple[tuple[TimedKernel, ...], list[Run]]:
         """Return a kernel a node of the graph that ONNX Runtime executes."""
         events = json.loads(Path(self._profiled.end_profiling()).read_text(encoding="utf-8"))
-        runs = split_runs(events)
-        self._executed = _in_order([_key(event) for event in runs[0]], self._executed)
+        runs = [_with_nodes(run, self._executed) for run in split_runs(events)]
+        self._executed = [node for _, node in runs[0]]
         found = attribute(self._names.calls, claims_of(self._executed, self._names))
         pairs = zip(self._executed, found, strict=True)
         kernels = tuple(
             TimedKernel(node.name or node.output[0], node.op_type, mine, "int8" if is_integer(node) else "")
             for node, mine in pairs
         )
-        return kernels, [_read(run, wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)]
+        return kernels, [
+            _read([event for event, _ in run], wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)
+        ]
 
     def costs(self) -> Costs:
         """Return what each node of the file costs."""
@@ -121,16 +123,23 @@ def claims_of(nodes: Sequence[onnx.NodeProto], names: FileNames) -> list[set[str
     return claims
 
 
-def _in_order(keys: Sequence[tuple[str, str]], nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the node of each event; nodes of one name and operator run in their order.
+def _with_nodes(
+    run: Sequence[Mapping[str, Any]], nodes: Sequence[onnx.NodeProto]
+) -> list[tuple[Mapping[str, Any], onnx.NodeProto]]:
+    """Return each event with its node; nodes of one name and operator run in their order.
 
-    The profiler makes up a name for a node without.
+    The profiler makes up a name for a node without. What runs inside a Loop, an If or a Scan is part of that one.
     """
     names = {node.name for node in nodes}
     waiting: dict[tuple[str, str], list[onnx.NodeProto]] = defaultdict(list)
     for node in nodes:
         waiting[node.name, node.op_type].append(node)
-    return [waiting[name if name in names else "", op].pop(0) for name, op in keys]
+    kept = []
+    for event in run:
+        name, op = _key(event)
+        if mine := waiting[name if name in names else "", op]:
+            kept.append((event, mine.pop(0)))
+    return kept
 
 
 def _key(event: Mapping[str, Any]) -> tuple[str, str]:

@@ -201,7 +201,9 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
     spelled = [node for node in calls if _is_mean(node) or graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
     others = {node.target for node in calls if node not in spelled}
     has_means = any(graph.is_call(node, _SCATTERED) and graph.argument(node, "reduce") == "mean" for node in calls)
-    known = not has_means and all(registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload))
+    known = not has_means and all(
+        registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload)
+    )
     with_one_head = any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls)
     if known and not with_one_head and is_settled(program.graph):
         exported = lifted(program)
@@ -209,7 +211,7 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
         return exported
     exported = program.export()
     take_apart = exported.run_decompositions
-    own = {_ATTENTION: _with_one_head} if with_one_head else {}
+    own: dict[Any, Any] = {_ATTENTION: _with_one_head} if with_one_head else {}
     if has_means:
         own[_SCATTERED] = _scattered_mean
     if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
@@ -247,7 +249,7 @@ def _is_natural(size: Any) -> bool:
 def _without_rest(node: fx.Node) -> fx.Node:
     """Return the dividend less what is left of it when it is divided and rounded down, as ONNX has rests."""
     size, by = node.args
-    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
+    values: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
     with node.graph.inserting_before(node):
         rest = node.graph.call_function(operator.mod, (size, by))
         whole_part = node.graph.call_function(operator.sub, (size, rest))
