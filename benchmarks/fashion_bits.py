@@ -133,6 +133,10 @@ def brevitas(net: nn.Module, bits: int, train: Training, x: Tensor) -> nn.Module
             found = layers.QuantConv2d(module.in_channels, module.out_channels, **places, **options)
         found.load_state_dict(module.state_dict(), strict=False)
         net.set_submodule(name, found)
+    if train.folder and any(Path(train.folder).glob("*.safetensors")):
+        for module in net.modules():  # a training that goes on has seen what its steps begin with
+            if hasattr(module, "collect_stats_steps"):
+                module.counter = module.collect_stats_steps + 1
     train(net.to(memory_format=torch.channels_last))
     return net.eval().to(torch.accelerator.current_accelerator() or "cpu")
 

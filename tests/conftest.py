@@ -24,7 +24,7 @@ collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
 
 #: Where tests are of processes: of their start, their memory, their walls and their end.
 OF_PROCESSES = (
-    "sandbox/", "profile/test_runtimes.py",
+    "sandbox/",
     "cli/test_keeper.py", "cli/test_hostile.py", "cli/test_failures.py", "cli/test_on.py", "cli/test_outlets.py",
 )  # fmt: skip
 

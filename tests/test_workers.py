@@ -177,7 +177,7 @@ def test_a_worker_of_another_kind_is_refused(crew: Local, monkeypatch: pytest.Mo
 
 
 def test_a_confined_command_has_workers(tmp_path: Path) -> None:
-    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), *(layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3), nn.ReLU()))]
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
     given = torch.rand(4, 3, 16, 16)
     torch.export.save(torch.export.export(nn.Sequential(*layers).eval(), (given[:2],)), tmp_path / "net.pt2")
     np.savez(tmp_path / "calib.npz", x=given.numpy())
@@ -185,7 +185,7 @@ def test_a_confined_command_has_workers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "optimize", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert not done.returncode, done.stderr
-    assert len(json.loads(done.stdout)["layers"]) > 3
+    assert len(json.loads(done.stdout)["layers"]) == 2
 
 
 def test_workers_have_as_many_threads_as_this_process() -> None:

@@ -157,6 +157,7 @@ def given(board: Board, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"targets": "onnx", "trust": True, "on": board.url()}
 
 
+@pytest.mark.slow
 def test_a_run_on_a_machine_with_torch(net: Path, tmp_path: Path, given: dict[str, Any]) -> None:
     report = optimize.optimize(net, [torch.rand(2, 64)], budget_s=2.0, out=tmp_path / "run", **given)
     assert report["onnx float32"].speedup and report.baseline.latency

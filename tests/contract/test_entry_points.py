@@ -165,7 +165,7 @@ def typed_all(outside: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         "again": (model, "--recipe", "out/recipe.yaml", "--out", "again", "-q"),
         "broken": (model, "--to", "broken"),
         "bench": ("bench", file, "--runs", 6, "--restarts", 1, "--out", "bench", "-q"),
-        "check": ("check", file, file, "--max-regression", "500%", "--max-seconds", 5, "-q"),
+        "check": ("check", file, file, "--max-regression", "500%", "--max-seconds", 1, "-q"),
         "int8": (plain, *asked, "--int8=dynamic", "--to", "toy,onnx", "--out", "int8"),
         "failing": (plain, *asked, "--to", ",".join((*FAILING, "onnx")), "--out", "failing"),
         "closed": ("check", "net.closed", "net.closed", "-q"),

@@ -9,6 +9,7 @@ import pytest
 from optimize import registry
 from tests.docs.execution import PAGES, Server, chains, execute, is_executed, written_pages
 from tests.docs.pages import Block, blocks
+from tests.slow import but_slowly
 
 
 def left_out() -> list[Block]:
@@ -22,7 +23,15 @@ def server() -> Iterator[Server]:
     started.close()
 
 
-@pytest.mark.parametrize("chain", chains(), ids=lambda chain: str(chain[0].relative_to(PAGES)))
+#: Kinds of models, each of which has tests of its own.
+KINDS = [PAGES / "howto/models" / f"{kind}.md" for kind in ("detection", "encoder", "recurrent", "segmentation", "vit")]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    but_slowly(chains(), [chain for chain in chains() if chain[0] in KINDS]),
+    ids=lambda chain: str(chain[0].relative_to(PAGES)),
+)
 def test_a_page_does_what_it_says(chain: list[Path], tmp_path: Path, server: Server) -> None:
     for page in chain:
         execute(page, tmp_path, server)

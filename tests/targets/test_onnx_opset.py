@@ -18,6 +18,7 @@ from optimize.errors import Refused, UsageError
 from optimize.passes import CastBF16, QuantizeDynamic, QuantizeStatic, QuantizeWeights
 from optimize.program import Program
 from optimize.recipe import parse
+from tests.slow import but_slowly
 from tests.test_cli import NET, Typed
 
 ENDS = (bounds.OPSET.least, bounds.OPSET.most)
@@ -45,7 +46,7 @@ def opset_of(path: Path) -> int:
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "int8-dynamic", "int4"])
 @pytest.mark.parametrize("opset", ENDS)
-@pytest.mark.parametrize("name", ["resnet", "vit", "lstm"])
+@pytest.mark.parametrize("name", but_slowly(["resnet", "vit", "lstm"], {"lstm"}))
 def test_the_ends_of_the_range_run(name: str, opset: int, precision: str, tmp_path: Path) -> None:
     program, path = captured(name), tmp_path / "net.onnx"
     x = REFERENCES[name].inputs(3)

@@ -35,7 +35,7 @@ Killed = Callable[..., bool]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=but_slowly(WAYS, {"no links"}))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How commits go; none waits for another, so that one may happen within another."""
     monkeypatch.setattr(system, "PATIENCE_S", 0.0)
@@ -86,6 +86,7 @@ def killed(way: str, dying: subprocess.Popen[str]) -> Killed:
 
 
 @pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_killed_at_any_step(way: str, old: bool, tmp_path: Path, killed: Killed) -> None:
     for number in itertools.count():
         out = tmp_path / str(number) / "made" / "for" / "it" / "out"
