@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,6 +65,17 @@ class Agreement:
         if _EMPTY not in self.unproved.values() and len(self.unproved) < max(len(self.outputs), 1):
             return ""
         return " and ".join(f"'{name}' {why}" for name, why in self.unproved.items())
+
+    def worst_of(self, others: Sequence[Agreement]) -> Agreement:
+        """Return it with the distances of other samples where these are larger."""
+        every = (self, *others)
+        return replace(
+            self,
+            sqnr_db=min(each.sqnr_db for each in every),
+            max_abs_error=max(each.max_abs_error for each in every),
+            outputs={name: min(each.outputs[name] for each in every) for name in self.outputs},
+            lost={name: told for each in every for name, told in each.lost.items()},
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -129,10 +129,7 @@ class _Judge:
         agreement = self.agreement.result()
         if agreement is not None:
             proof = judged or agreement.sqnr_db >= CAP_DB
-            least_db = min(each.sqnr_db for each in (agreement, *self.alone))
-            largest = max(each.max_abs_error for each in (agreement, *self.alone))
-            judged = agreement.judged and proof
-            agreement = replace(agreement, sqnr_db=least_db, max_abs_error=largest, judged=judged)
+            agreement = replace(agreement.worst_of(self.alone), judged=agreement.judged and proof)
         found = Quality(agreement, self.accuracy.result(), digest=self.digest)
         return replace(found, samples=self.samples, seconds=self.seconds)
 
