@@ -98,7 +98,7 @@ def test_a_wrong_candidate_fails_and_the_step_with_it(job: Path, runner: dict[st
     [
         ({"base": "base.onnx", "candidate": "lost.onnx"}, 4),
         ({"base": "base.onnx", "candidate": "wrong.onnx", "max-regression": "much"}, 2),
-        ({}, 2),  # no models, and no configuration
+        pytest.param({}, 2, marks=pytest.mark.slow),  # no models, and no configuration
     ],
 )
 def test_other_ends_are_the_commands_own(given: dict[str, str], code: int, job: Path, runner: dict[str, str]) -> None:

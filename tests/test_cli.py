@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.slow import but_slowly
+
 ROOT = Path(__file__).parents[1]
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 CHECKPOINT = ROOT / "models" / "fashion_repvgg.pt"
@@ -141,7 +143,9 @@ OWN_PROCESS = ("missing", "unknown target")
 
 
 @pytest.mark.parametrize(
-    "words", [("show",), ("profile", "-q"), ("advise", "--no-try", "-q")], ids=lambda words: words[0]
+    "words",
+    but_slowly([("show",), ("profile", "-q"), ("advise", "--no-try", "-q")], {("profile", "-q")}),
+    ids=lambda words: words[0],
 )
 def test_what_was_guessed_of_the_input_is_said(words: tuple[str, ...], tmp_path: Path, typed: Typed) -> None:
     torch.save(torch.nn.Sequential(torch.nn.Linear(7, 3), torch.nn.ReLU()), tmp_path / "net.pt")

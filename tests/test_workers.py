@@ -90,7 +90,7 @@ def by_one() -> dict[str, Found]:
     return {net: found(net) for net in ("resnet", "vit")}
 
 
-@BY_ALL
+@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
 def test_all_of_static_int8_has_the_same_bits_whoever_does_it(by_one: dict[str, Found], crew: Local | Cluster) -> None:
     for net in by_one if isinstance(crew, Local) else ("resnet",):  # both crews are given the same tasks
         assert found(net) == by_one[net]

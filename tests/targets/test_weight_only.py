@@ -23,6 +23,7 @@ from optimize.targets.base import Artifact
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
 from tests.nets import sqnr_db
 from tests.passes.test_quantize_weights import capture, language, rounded
+from tests.slow import but_slowly
 from tests.targets.scripted import draw
 
 TARGETS = ("onnx", "torchscript", "openvino")
@@ -102,7 +103,7 @@ def languages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", but_slowly(OPTIONS, [{"bits": 6}, {"bits": 3}]), ids=str)
 def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     target: str, options: dict[str, Any], languages: Callable[[str], list[tuple[Artifact, Tensor]]]
 ) -> None:
