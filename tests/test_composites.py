@@ -8,7 +8,7 @@ from optimize.tracing import light_traces
 from tests import references
 
 
-def test_composite_operators_are_light_traces_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composite_operators_are_looked_up_once_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, look_up = [], utils._materialize_cpp_cia_ops
     monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", lambda: seen.append(look_up()))
     before = utils._collect_all_valid_cia_ops()

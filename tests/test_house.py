@@ -171,8 +171,6 @@ def _reached(*starts: str) -> set[str]:
         if name in _modules() and name not in found:
             found.add(name)
             package = name.rpartition(".")[0]
-            open_ends += [
-                *_imported(_modules()[name]),
-                *([package] if package != "cli" else []),
-            ]  # its commands are lazy
+            above = [package] if package != "cli" else []  # its commands are lazy
+            open_ends += [*_imported(_modules()[name]), *above]
     return found

@@ -252,7 +252,7 @@ def test_numbers_that_nobody_stores_are_no_baseline(odd: dict[str, float], judge
 @pytest.mark.parametrize("value", ["NaN", "Infinity", -0.5, 7])
 def test_a_share_that_is_none_is_compared_with_nothing(value: object, gone: Gone, tmp_path: Path) -> None:
     found = against(gone(accuracy={**TOP1, "value": value}), eval=labelled(tmp_path).path, max_drop=3)
-    verdict, reason = (Verdict.NOT_COMPARABLE, "is not a baseline")
+    verdict, reason = Verdict.NOT_COMPARABLE, "is not a baseline"
     if not isinstance(value, str):
         verdict, reason = Verdict.INCONCLUSIVE, f"the baseline stores {value} as a share of samples"
     assert found.verdict is verdict and reason in found.reason

@@ -252,10 +252,10 @@ def _without_rest(node: fx.Node) -> fx.Node:
     values: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
     with node.graph.inserting_before(node):
         rest = node.graph.call_function(operator.mod, (size, by))
-        whole_part = node.graph.call_function(operator.sub, (size, rest))
+        even = node.graph.call_function(operator.sub, (size, rest))
     rest.meta["val"] = values[0] % values[1]
-    whole_part.meta["val"] = values[0] - rest.meta["val"]
-    return whole_part
+    even.meta["val"] = values[0] - rest.meta["val"]
+    return even
 
 
 def _scattered_mean(
@@ -266,8 +266,8 @@ def _scattered_mean(
         return NotImplemented
     held = x if include_self else x.scatter(dim, index, 0)
     count = (torch.ones_like if include_self else torch.zeros_like)(x).scatter_add(dim, index, torch.ones_like(source))
-    mean = "floor" if not x.is_floating_point() else None
-    return torch.div(held.scatter_add(dim, index, source), count.clamp(min=1), rounding_mode=mean)
+    rounding = None if x.is_floating_point() else "floor"
+    return torch.div(held.scatter_add(dim, index, source), count.clamp(min=1), rounding_mode=rounding)
 
 
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
