@@ -115,7 +115,7 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(crew: Local) -> N
     assert killed
 
 
-@BY_ALL
+@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
 def test_a_task_whose_worker_is_lost_is_done_again(crew: Local | Cluster, tmp_path: Path) -> None:
     assert list(map_tasks(tasks.killed_once, (tmp_path,), range(8))) == list(range(8))
     assert (tmp_path / "killed").exists()
