@@ -137,6 +137,8 @@ def brevitas(net: nn.Module, bits: int, train: Training, x: Tensor) -> nn.Module
         for module in net.modules():  # a training that goes on has seen what its steps begin with
             if hasattr(module, "collect_stats_steps"):
                 module.counter = module.collect_stats_steps + 1
+        with torch.no_grad():
+            net.train()(x[:64])  # nor are steps of weights a part of the state before
     train(net.to(memory_format=torch.channels_last))
     return net.eval().to(torch.accelerator.current_accelerator() or "cpu")
 
