@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,16 +43,20 @@ def finite_examples(module: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[
     whole = [(place, x) for place, x in given if isinstance(x, torch.Tensor) and not x.is_floating_point()]
     masks = [(place, torch.ones_like(x)) for place, x in whole if not x.any()]
     masks += [(place, x.bool()) for place, x in whole if x.any() and is_truths(x)]
-    if not masks or _answers_finitely(module, inputs):
+
+    def answer(tried: Sequence[Any]) -> Any:
+        return copy.deepcopy(module).eval()(*copy.deepcopy(tried))
+
+    if not masks or _answers_finitely(answer, inputs):
         return inputs
     opened = ([*inputs[:place], mask, *inputs[place + 1 :]] for place, mask in masks)
-    return next((found for found in opened if _answers_finitely(module, found)), inputs)
+    return next((found for found in opened if _answers_finitely(answer, found)), inputs)
 
 
-def _answers_finitely(module: torch.nn.Module, inputs: Sequence[Any]) -> bool:
+def _answers_finitely(answer: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> bool:
     try:
         with torch.no_grad():
-            leaves = pytree.tree_leaves(copy.deepcopy(module).eval()(*copy.deepcopy(inputs)))
+            leaves = pytree.tree_leaves(answer(inputs))
     except Exception:  # told by what captures it
         return False
     return all(bool(value.isfinite().all()) for value in leaves if isinstance(value, torch.Tensor))
@@ -68,10 +72,11 @@ def vary_tokens(program: Program) -> Program:
     if not any(map(_is_constant, program.inputs)):
         return program
     masks = {place for place, node in enumerate(program.placeholders) if _is_mask(program, node, place)}
-    inputs = next(found for most in _BOUNDS if _runs(program, found := _drawn(program, most)) or most == _BOUNDS[-1])
+    drawn = [_drawn(program, most) for most in _BOUNDS]
+    inputs = next((found for found in drawn if _answers_finitely(program.run, found)), drawn[-1])
     varied = replace(program, inputs=inputs)
     open_masks = tuple(torch.ones_like(value) if place in masks else value for place, value in enumerate(inputs))
-    return replace(varied, inputs=open_masks) if masks and _runs(program, open_masks) else varied
+    return replace(varied, inputs=open_masks) if masks and _answers_finitely(program.run, open_masks) else varied
 
 
 def _drawn(program: Program, most: int) -> tuple[torch.Tensor, ...]:
@@ -83,13 +88,6 @@ def _drawn(program: Program, most: int) -> tuple[torch.Tensor, ...]:
         else tensor
         for place, tensor in enumerate(program.inputs)
     )
-
-
-def _runs(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
-    try:
-        return all(bool(value.isfinite().all()) for value in program.run(inputs))
-    except (RuntimeError, IndexError):  # a place that is none
-        return False
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:

@@ -440,7 +440,7 @@ def runs(entry: Export, remote: Remote | None) -> bool:
 def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
     """Yield a batch of each other size of what is free, an odd one among them: the files must answer there too."""
     free = program.free.get(BATCH)
-    batches = [{BATCH: size} for size in _OTHER_BATCHES if free and free.least <= size <= (free.most or size)]
+    batches = [{BATCH: size} for size in _OTHER_BATCHES if free and free.within(size) == size]
     for sizes in (*batches, *program.other_sizes()):
         yield [to_array(tensor) for tensor in program.resized(sizes)], None
 

@@ -29,9 +29,8 @@ from tests import references, tasks
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 NEEDS_RAY = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-CREWS = ("local", pytest.param("ray", marks=NEEDS_RAY))
 #: Where Ray takes seconds.
-ONE_BY_ONE = ("local", pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.slow]))
+SLOW_RAY = pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.slow])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +62,8 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Local | Cluster | None]:
     workers._crew.reset(token)
 
 
-BY_ALL = pytest.mark.parametrize("crew", CREWS, indirect=True)
+BY_ALL = pytest.mark.parametrize("crew", ["local", pytest.param("ray", marks=NEEDS_RAY)], indirect=True)
+BY_ALL_SLOWLY = pytest.mark.parametrize("crew", ["local", SLOW_RAY], indirect=True)
 BY_LOCAL = pytest.mark.parametrize("crew", ["local"], indirect=True)
 
 
@@ -90,7 +90,7 @@ def by_one() -> dict[str, Found]:
     return {net: found(net) for net in ("resnet", "vit")}
 
 
-@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
+@BY_ALL_SLOWLY
 def test_all_of_static_int8_has_the_same_bits_whoever_does_it(by_one: dict[str, Found], crew: Local | Cluster) -> None:
     for net in by_one if isinstance(crew, Local) else ("resnet",):  # both crews are given the same tasks
         assert found(net) == by_one[net]
@@ -115,19 +115,19 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(crew: Local) -> N
     assert killed
 
 
-@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
+@BY_ALL_SLOWLY
 def test_a_task_whose_worker_is_lost_is_done_again(crew: Local | Cluster, tmp_path: Path) -> None:
     assert list(map_tasks(tasks.killed_once, (tmp_path,), range(8))) == list(range(8))
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.parametrize("crew", ONE_BY_ONE, indirect=True)
+@BY_ALL_SLOWLY
 def test_a_task_that_ends_every_worker_is_refused(crew: Local | Cluster) -> None:
     with pytest.raises(Refused, match="A worker was lost 3 times over one task"):
         list(map_tasks(tasks.killed_always, (), [0]))
 
 
-@pytest.mark.parametrize("crew", [None, *ONE_BY_ONE], indirect=True)
+@pytest.mark.parametrize("crew", [None, "local", SLOW_RAY], indirect=True)
 def test_what_a_task_raises_is_raised_after_the_answers_before_it(crew: Local | Cluster | None) -> None:
     answers = []
     with pytest.raises(Refused) as raised:

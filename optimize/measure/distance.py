@@ -148,13 +148,13 @@ class DistanceMeter:
         signal, difference = want[told], want[told] - got[told]
         self._differing = max(self._differing, float(np.abs(signal[difference != 0]).max(initial=0.0)))
         self._max_abs_error = max(self._max_abs_error, float(np.abs(difference).max(initial=0.0)))
-        chosen, wrong = np.ones(expected.size), (expected != found).astype(np.float64)
-        if expected.dtype.name in CHOICES:  # whatever type the second file has for them
-            signal, difference = chosen, wrong
-        else:
+        if {expected.dtype.name, found.dtype.name} & CHOICES:  # whatever type the other file has for them
+            wrong = (expected != found).astype(np.float64)
+            self._chosen, self._wrong = self._chosen + wrong.size, self._wrong + float(wrong.sum())
+        if expected.dtype.name in CHOICES:
+            signal, difference = np.ones(wrong.size), wrong
+        else:  # choices in a type of numbers, or numbers of which only the second file says so: judged both ways
             self._set_aside(want[masks])
-            if found.dtype.name in CHOICES:  # choices in a type of numbers, or only the second file says so: both ways
-                self._chosen, self._wrong = self._chosen + chosen.sum(), self._wrong + wrong.sum()
         with np.errstate(over="ignore"):  # an infinite sum is told by ``ratio_db``
             self._signal += float(np.square(signal).sum())
             self._noise += float(np.square(difference).sum())

@@ -25,11 +25,12 @@ def server() -> Iterator[Server]:
 
 #: Pages of what has tests of its own: kinds of models, and commands that measure.
 TOLD = ["models/detection", "models/encoder", "models/recurrent", "models/segmentation", "models/vit", "measure"]
+CHAINS = chains()
 
 
 @pytest.mark.parametrize(
     "chain",
-    but_slowly(chains(), [chain for chain in chains() if chain[0] in [PAGES / f"howto/{name}.md" for name in TOLD]]),
+    but_slowly(CHAINS, [chain for chain in CHAINS if chain[0] in [PAGES / f"howto/{name}.md" for name in TOLD]]),
     ids=lambda chain: str(chain[0].relative_to(PAGES)),
 )
 def test_a_page_does_what_it_says(chain: list[Path], tmp_path: Path, server: Server) -> None:

@@ -79,9 +79,8 @@ class OnnxProbe(Probe):
             TimedKernel(node.name or node.output[0], node.op_type, mine, "int8" if is_integer(node) else "")
             for node, mine in pairs
         )
-        return kernels, [
-            _read([event for event, _ in run], wall_s) for run, wall_s in zip(runs, self._walls_s, strict=True)
-        ]
+        timed = ([event for event, _ in run] for run in runs)
+        return kernels, [_read(run, wall_s) for run, wall_s in zip(timed, self._walls_s, strict=True)]
 
     def costs(self) -> Costs:
         """Return what each node of the file costs."""

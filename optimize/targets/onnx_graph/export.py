@@ -231,7 +231,7 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
     be negative, such as ``-(-n // 2)``, are rounded down, which the exporter leaves out: what has no rest needs none.
     """
     for node in exported.graph.nodes:
-        if node.target is operator.floordiv and not all(map(_is_natural, node.args)):
+        if node.target is operator.floordiv and not all(map(_is_natural, _numbers(node))):
             node.update_arg(0, _without_rest(node))
         if _is_mean(node):
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
@@ -242,19 +242,22 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
     return exported
 
 
-def _is_natural(size: Any) -> bool:
-    return statically_known_true((size.meta["val"] if isinstance(size, fx.Node) else size) >= 0)
+def _numbers(node: fx.Node) -> Any:
+    """Return what the arguments of a node stand for: whole numbers, or what is known of them."""
+    return fx.map_arg(node.args, lambda each: each.meta["val"])
+
+
+def _is_natural(number: Any) -> bool:
+    return statically_known_true(number >= 0)
 
 
 def _without_rest(node: fx.Node) -> fx.Node:
     """Return the dividend less what is left of it when it is divided and rounded down, as ONNX has rests."""
-    size, by = node.args
-    values: list[Any] = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
+    (size, by), (number, divisor) = node.args, _numbers(node)
     with node.graph.inserting_before(node):
         rest = node.graph.call_function(operator.mod, (size, by))
         even = node.graph.call_function(operator.sub, (size, rest))
-    rest.meta["val"] = values[0] % values[1]
-    even.meta["val"] = values[0] - rest.meta["val"]
+    rest.meta["val"], even.meta["val"] = number % divisor, number - number % divisor
     return even
 
 
