@@ -14,7 +14,6 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
 from optimize import graph
@@ -250,6 +249,7 @@ class Program:
         """Give each placeholder a value of its example's shape, free dimensions of one name one symbol."""
         # As long an import as that of torch, and nothing for who only runs files.
         from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
         shapes = ShapeEnv(duck_shape=False)
         # Without a rule of shapes an operator would run, before it is known whether its arguments fit.
@@ -438,6 +438,8 @@ class _ShapePropagation(fx.Interpreter):
 
 
 def _propagate_shapes(program: Program, check: Callable[[fx.Node], None] | None = None) -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     fakes = [node.meta["val"] for node in program.placeholders]
     mode = fakes[0].fake_mode if fakes else FakeTensorMode(shape_env=ShapeEnv(), allow_fallback_kernels=False)
     # Composite operators (LSTM) have symbolic-shape rules in Python only.

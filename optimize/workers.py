@@ -35,7 +35,7 @@ from optimize.bounds import THREADS
 from optimize.errors import Refused, TargetUnavailable, UsageError, first_line
 from optimize.processor import host
 from optimize.sandbox.call import read_tail
-from optimize.sandbox.process import THREAD_VARIABLES, describe_end, end, start
+from optimize.sandbox.process import THREAD_VARIABLES, describe_end, end, relax_collector, start
 from optimize.transport import dumps
 
 _Task = TypeVar("_Task")
@@ -367,6 +367,7 @@ def _read(answer: bytes) -> Any:
 
 def serve() -> None:
     """Do tasks from standard input until it ends; what libraries print goes where errors do."""
+    relax_collector()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that this one works for, which ends it
     with os.fdopen(os.dup(1), "wb") as answers, contextlib.suppress(EOFError):
         os.dup2(2, 1)

@@ -33,16 +33,18 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 #: Processes of pytest-xdist are told a width that no pipe has; commands obey it.
 os.environ.pop("COLUMNS", None)
 
+#: Searches for garbage that rare take a sixth of the time.
+gc.set_threshold(50_000, 10, 10)
+
 # Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what is imported by now out of every search for garbage, and searches less often: a sixth of the time."""
+    """Leaves what is imported by now out of every search for garbage."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_sessionfinish() -> None:

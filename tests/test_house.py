@@ -22,6 +22,10 @@ ROOMS = {
         "costs", "ops", "plan", "scripting", "tracing", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
+    "reading": (
+        "load.exported", "load.archive", "load.graph_json", "load.description", "load.operators", "load.names",
+        "load.pickles", "load.identify",
+    ),
     "load": ("load",),
     "data": ("data",),
     "mathematics": ("algebra", "pruning", "branches", "quantization", "precision"),
@@ -48,7 +52,7 @@ ROOMS = {
 _SAFE = ("ground", "sandbox")
 _PROGRAM = (*_SAFE, "graph")
 _THEORY = (*_PROGRAM, "mathematics", "base", "registry")
-_MEASURED = (*_THEORY, "data", "load", "measure")
+_MEASURED = (*_THEORY, "data", "reading", "load", "measure")
 #: The rooms that each may import beside itself: data flows one way. The mathematics know no runtime and no wording,
 #: passes no runtime, runtimes no pass, those who measure no runtime by name, and nothing that decides knows a report.
 ARROWS = {
@@ -57,15 +61,16 @@ ARROWS = {
     "transaction": ("ground",),
     "graph": ("ground",),
     "workers": _PROGRAM,  # they compute what the graph is, and are processes
-    "load": (*_PROGRAM, "registry"),  # a target reads its own files
+    "reading": _PROGRAM,
+    "load": (*_PROGRAM, "reading", "registry"),  # a target reads its own files
     "data": _SAFE,  # texts are encoded by somebody else's rules
     "mathematics": ("ground", "graph", "data", "workers"),
     "training": ("ground",),
     "passes": ("ground", "graph", "data", "mathematics", "registry"),
     "registry": ("ground", "passes", "base"),  # the types of what it holds; it imports none before it is asked
     "base": ("ground", "graph", "mathematics", "registry"),
-    "runtimes": _THEORY,
-    "measure": (*_THEORY, "data", "load"),
+    "runtimes": (*_THEORY, "reading"),
+    "measure": (*_THEORY, "data", "reading", "load"),
     "bench": _MEASURED,
     "gate": _MEASURED,
     "explain": (*_MEASURED, "passes"),

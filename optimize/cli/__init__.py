@@ -28,6 +28,7 @@ from optimize.cli import (
     show,
 )
 from optimize.errors import UsageError, nearest
+from optimize.sandbox.process import relax_collector
 
 INTERRUPTED = 130
 #: Letters; what Linux takes as one path, with room for a list of them.
@@ -130,6 +131,7 @@ for _command in COMMANDS:
 
 def main() -> None:
     """Run the command; every failure is one paragraph on standard error and an exit code."""
+    relax_collector()
     interrupt.install()
     outlets.install()
     os.environ.pop("TORCH_LOGS", None)  # torch stops at a word of it that it does not know

@@ -31,6 +31,7 @@ from optimize.errors import OptimizeError, Refused, first_line, looking_up, spel
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import ChildLimits, confine
+from optimize.sandbox.process import relax_collector
 from optimize.targets.arrays import as_reals, digest, fitted, storable
 from optimize.targets.base import Artifact, Runner, TensorSpec
 
@@ -372,6 +373,7 @@ def serve(worker: Worker) -> None:
 
     Native libraries print to file descriptor 1, so the replies go to a private copy of it and the rest to 2.
     """
+    relax_collector()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         for line in sys.stdin:

@@ -16,11 +16,13 @@ from typing import Any, TextIO
 
 from optimize.errors import OptimizeError, as_fields, first_line, lacks_memory, spell
 from optimize.sandbox.confine import ChildLimits, confine, confine_files, end_with_parent
+from optimize.sandbox.process import relax_collector
 
 
 def main() -> None:
     """Answer the one request on standard input."""
     end_with_parent()
+    relax_collector()
     request = json.loads(sys.stdin.buffer.readline())
     # Native libraries print to file descriptor 1: the answers go to a private copy of it, the rest to 2.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:

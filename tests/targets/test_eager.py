@@ -1,5 +1,9 @@
 """The eager target: the captured graph, operator by operator, at any batch."""
 
+import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,14 @@ from optimize.targets.eager import Eager
 from tests import references
 
 TARGET = Eager()
+
+
+@torch.library.custom_op("tests_eager::doubled", mutates_args=())
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+_doubled.register_fake(torch.empty_like)
 
 
 def test_structured_outputs_come_back_as_the_module_returned_them(tmp_path: Path) -> None:
@@ -34,6 +46,25 @@ def test_the_loaded_graph_has_no_guards(tmp_path: Path) -> None:
     module = artifact.load().module  # type: ignore[attr-defined]
     assert not module._forward_pre_hooks and not hasattr(module, "_guards_fn")
     assert {node.op for node in module.graph.nodes} <= {"placeholder", "get_attr", "call_function", "output"}
+
+
+def test_it_is_read_without_torchs_compiler(tmp_path: Path) -> None:
+    """Importing that takes a worker longer than all it runs."""
+    artifact = TARGET.export(references.captured("resnet"), tmp_path / "net.eager.pt2")
+    script = "import json, sys; from optimize.measure.worker import artifact_from; "
+    script += "artifact_from(json.loads(sys.argv[1])).load(); print('torch._dynamo' in sys.modules)"
+    command = [sys.executable, "-c", script, json.dumps(dataclasses.asdict(artifact), default=str)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+def test_operators_of_others_are_read_by_torch(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _doubled(x) + 1
+
+    artifact = TARGET.export(capture(Net().eval(), (torch.rand(2, 3),)), tmp_path / "net.eager.pt2")
+    np.testing.assert_array_equal(artifact.load()(np.ones((5, 3), np.float32)), np.full((5, 3), 3, np.float32))
 
 
 def test_a_quantized_program_is_refused(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Eager(Target):
     """Saves the program with ``torch.export`` and runs its operators one by one, without guards and without compiling.
 
-    The file is read back with ``torch.export.load``, which may run code that was planted in a file: load only what
-    this package wrote.
+    A file that calls operators of others, or holds control flow, is read back with ``torch.export.load``, which may run
+    code that was planted in it: load only what this package wrote.
     """
 
     name = "eager"
@@ -78,22 +78,31 @@ def f(*arrays):
 
     def load(self, artifact: Artifact, *, threads: int | None = None) -> Runner:
         """Load the file; ``threads`` sets torch's threads, which all its work in this process shares."""
-        import torch
-        from torch import fx
-
         from optimize.targets.torch_runner import TorchRunner
 
-        with warnings.catch_warnings(action="ignore"):
-            exported = torch.export.load(io.BytesIO(artifact.path.read_bytes()))
-            unlifted = exported.module(check_guards=False)
-        unlifted.graph.set_codegen(fx.graph.CodeGen())
-        return TorchRunner(artifact, fx.GraphModule(unlifted, unlifted.graph), threads)
+        return TorchRunner(artifact, _read(artifact.path), threads)
 
     def probe(self, asked: Probing) -> Probe:
         """Load the file for torch's profiler."""
         from optimize.targets.torch_probe import TorchProbe
 
         return TorchProbe(self.load(asked.artifact, threads=asked.threads), asked)
+
+
+def _read(path: Path) -> torch.nn.Module:
+    """Return the graph of a file: by this package's reader, for torch's imports its compiler, a worker's second."""
+    from torch import fx
+
+    from optimize.load import archive, exported
+
+    try:
+        with archive.Archive(path, path.name) as members:
+            return exported.read(members, path.name).module
+    except Refused:
+        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+            unlifted = exported.read_trusted(file).module(check_guards=False)
+        unlifted.graph.set_codegen(fx.graph.CodeGen())
+        return fx.GraphModule(unlifted, unlifted.graph)
 
 
 @dataclass(frozen=True)
