@@ -15,8 +15,8 @@ MOST_APPENDED = 16
 #: Elements that are compared at once: as real numbers they take five times eight bytes.
 _PART = 1 << 20
 #: Parts of an axis that are looked at by themselves, at most; of those that hold so much of the largest's power, all
-#: that answer no better than zeros, by about so many dB, are lost.
-_MOST_PARTS, _HEARD, _LOST_DB = 4096, 1e-10, 3.0
+#: that answer no better than zeros, by about so many dB, are lost. Fewer values of a part than this prove nothing.
+_MOST_PARTS, _HEARD, _LOST_DB, _FEW_VALUES = 4096, 1e-10, 3.0, 16
 #: Types of elements that name something: a class, a place, what is so or not.
 CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 
@@ -57,23 +57,23 @@ class LostParts:
     """Looks for parts of a value that are lost beside others, such as scores of 0 to 1 beside places in pixels.
 
     A value's decibels are those of its largest parts. What is summed here is by the places of the second axis and of
-    the last one, where detectors put what is of different kinds.
+    the last one, where detectors and regressions put what is of different kinds.
     """
 
     _sums: dict[int, np.ndarray | None] = field(default_factory=dict)
 
     def update(self, expected: np.ndarray, found: np.ndarray) -> None:
         """Add a batch of floats ``[N, ...]`` of one shape; others say nothing here."""
-        if expected.ndim < 3 or not (is_float(expected) and is_float(found)):
+        if expected.ndim < 2 or not (is_float(expected) and is_float(found)):
             return
         for axis in {1, expected.ndim - 1}:
             if not 1 < expected.shape[axis] <= _MOST_PARTS:
                 continue
-            sums = np.zeros((2, expected.shape[axis]))
+            sums = np.full((3, expected.shape[axis]), expected.size / expected.shape[axis])
             wants, gots = (np.moveaxis(array, axis, 0) for array in (expected, found))
             at_once = max(1, _PART * len(sums[0]) // max(expected.size, 1))
             for start in range(0, len(sums[0]), at_once):
-                sums[:, start : start + at_once] = _powers(*(a[start : start + at_once] for a in (wants, gots)))
+                sums[:2, start : start + at_once] = _powers(*(a[start : start + at_once] for a in (wants, gots)))
             before = self._sums.setdefault(axis, np.zeros_like(sums))
             # Sizes that are free have no places of their own.
             self._sums[axis] = before + sums if before is not None and before.shape == sums.shape else None
@@ -83,7 +83,7 @@ class LostParts:
         for axis, sums in sorted(self._sums.items()):
             if sums is None:
                 continue
-            heard = sums[0] > _HEARD * sums[0].max(initial=0.0)
+            heard = (sums[0] > _HEARD * sums[0].max(initial=0.0)) & (sums[2] >= _FEW_VALUES)
             lost = int((heard & (sums[1] * 10 ** (_LOST_DB / 10) >= sums[0])).sum())
             if lost:
                 return f"in {lost} of {len(heard)} places of its axis {axis}"

@@ -296,6 +296,16 @@ def test_several_outputs_are_told_by_their_names_and_one_is_not() -> None:
     assert found.sqnr_db == found.outputs["scores"] and single.outputs == {}
 
 
+@pytest.mark.parametrize(("count", "told"), [(48, {"y": "in 4 of 6 places of its axis 1"}), (15, {})])
+def test_columns_that_are_lost_beside_larger_ones_are_told(count: int, told: dict[str, str]) -> None:
+    """Shares below prices. Of a few samples any number may be small by chance."""
+    want = np.random.default_rng(0).normal(0, [1000] * 2 + [0.1] * 4, (count, 6)).astype(np.float32)
+    meter = AgreementMeter()
+    meter.update([want], [want * np.float32([1.001] * 2 + [0.0] * 4)], ["y"])
+    found = meter.result()
+    assert found is not None and found.sqnr_db > 50 and found.lost == told
+
+
 def test_a_part_that_is_lost_beside_larger_numbers_is_told() -> None:
     """Scores of 0 to 1 below places in pixels: without a score decibels are those of the places."""
     draw = np.random.default_rng(0)

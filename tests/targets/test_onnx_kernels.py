@@ -174,6 +174,14 @@ def test_the_mean_of_integers_is_exact_for_a_layer_in_float(batch: int, tmp_path
     np.testing.assert_allclose(mean, image.mean((2, 3), keepdims=True, dtype=np.float64), rtol=1e-5, atol=1e-6)
 
 
+def test_the_mean_of_one_channel_before_flat_numbers_opens(tmp_path: Path) -> None:
+    """As the head of a discriminator has one."""
+    head = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    program = quantized(nn.Sequential(*head), (3, 12, 12))
+    artifact, _ = export(program, tmp_path)
+    assert kernels_of(artifact)["QLinearConv"] == 2 and sqnr_db(program, artifact, (3, 12, 12)) >= 25
+
+
 def test_channels_of_a_layer_left_in_float_are_not_widened(tmp_path: Path) -> None:
     torch.manual_seed(0)
     program = quantized(Mobile(), (3, 16, 16))

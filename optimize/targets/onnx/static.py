@@ -101,7 +101,8 @@ def sum_integers(model: ir.Model) -> None:
         if reading is None or scalar(reading.inputs[1]) is None:
             continue
         is_rounded = any(user.op_type == "QuantizeLinear" for user in readers(node.outputs[0]))
-        if _sizes(reading.outputs[0]) and not is_rounded:
+        # The scales of one channel are a single number: ONNX Runtime would move the reading behind a Flatten.
+        if max(_sizes(reading.outputs[0])[:1], default=0) > 1 and not is_rounded:
             _sum(model.graph, node.outputs[0], reading)
     tidy(model)
 
