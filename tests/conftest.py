@@ -25,7 +25,13 @@ collect_ignore = ["contract/linear_target.py", "measure/arithmetic_target.py"]
 #: Where tests are of processes: of their start, their memory, their walls and their end.
 OF_PROCESSES = (
     "sandbox/",
-    "cli/test_keeper.py", "cli/test_hostile.py", "cli/test_failures.py", "cli/test_on.py", "cli/test_outlets.py",
+    "cli/test_keeper.py", "cli/test_failures.py", "cli/test_on.py", "cli/test_outlets.py",
+)  # fmt: skip
+
+#: What takes half a minute is begun first: no process is left with it at the end.
+LONG = (
+    "tests/test_house.py::test_types", "tests/docs/test_pages.py", "tests/docs/test_site.py",
+    "tests/contract/test_entry_points.py", "tests/targets/test_pt2.py", "tests/load/test_fuzz.py",
 )  # fmt: skip
 
 #: Inductor reads what the processor has; to try it out, it would compile a program an instruction set, in each process.
@@ -39,6 +45,20 @@ gc.set_threshold(50_000, 10, 10)
 # Neither a deadline nor the health check that takes time: no test fails because the machine is slow.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets each process of a whole run collect from another place on: what one has compiled, the others read."""
+    if config.args == config.getini("testpaths") and "PYTEST_XDIST_WORKER" in os.environ:
+        places = sorted({str(path.relative_to(ROOT).parts[1]) for path in ROOT.glob("tests/**/test_*.py")})
+        place, of = (int(os.environ[f"PYTEST_XDIST_WORKER{end}"].lstrip("gw")) for end in ("", "_COUNT"))
+        first = len(places) * place // of
+        config.args[:] = [*(f"tests/{name}" for name in places[first:] + places[:first]), "optimize"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives them one order whoever collects: that of their places, the long ones first."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONG), item.path.relative_to(ROOT).parts[:2]))
 
 
 def pytest_collection_finish() -> None:

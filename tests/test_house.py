@@ -1,7 +1,9 @@
-"""The house: which room may import which, one name a class, and how large it has become."""
+"""The house: which room may import which, one name a class, types that fit, and how large it has become."""
 
 import ast
 import functools
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +136,12 @@ def _folder(module: str) -> str:
 def _is_shared(module: str) -> bool:
     """Say whether a module of ``targets`` is no runtime's own: it stands beside their folders."""
     return _folder(module) == "onnx_graph" or not (ROOT / "targets" / _folder(module)).is_dir()
+
+
+def test_types() -> None:
+    """Here, beside other tests, for it uses one processor."""
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_module_has_a_room() -> None:

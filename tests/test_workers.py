@@ -180,7 +180,7 @@ def test_a_confined_command_has_workers(tmp_path: Path) -> None:
     given = torch.rand(4, 3, 16, 16)
     torch.export.save(torch.export.export(nn.Sequential(*layers).eval(), (given[:2],)), tmp_path / "net.pt2")
     np.savez(tmp_path / "calib.npz", x=given.numpy())
-    words = ["sensitivity", "net.pt2", "--calib", "calib.npz", "--to", "torchscript", "--on", "local:2", "--json", "-"]
+    words = ["sensitivity", "net.pt2", "--calib", "calib.npz", "--to", "torchscript", "--on", "local:1", "--json", "-"]
     command = [sys.executable, "-m", "optimize", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert not done.returncode, done.stderr
