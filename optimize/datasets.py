@@ -32,6 +32,9 @@ from optimize.wording import plural
 
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
+#: Of calibration data one sample of so many is judged on where nothing else is, and nothing learns from it; of fewer
+#: samples than the second number none, for what is left must tell ranges.
+_HELD_BACK, _FEW_SAMPLES = 4, 16
 #: Labels that the original is tried on first, and those that it is where it does not do more than guess with these.
 _FEW_TRIED, _MOST_TRIED = 32, 256
 
@@ -47,6 +50,8 @@ class Datasets:
         metric: What files are judged by; None for that which fits labels and outputs.
         included: Whether the files do themselves what was said.
         size_guessed: Whether nobody said how large the pictures are that the model takes.
+        held_back: One of so many samples of the calibration data is judged on, and nothing learns from it; 0 where
+            there are few, a Python caller's passes have them, or there are others to judge on.
     """
 
     calibration: Samples | None
@@ -55,6 +60,21 @@ class Datasets:
     metric: Metric | None = None
     included: bool = False
     size_guessed: bool = False
+    held_back: int = 0
+
+    @property
+    def learned_from(self) -> Samples | None:
+        """What passes learn from; None where nothing was given."""
+        if self.calibration is None or not self.held_back:
+            return self.calibration
+        return self.calibration.picked(lambda place: (place + 1) % self.held_back > 0)
+
+    @property
+    def judged_on(self) -> Samples | None:
+        """What files are judged on; None where nothing was given."""
+        if self.evaluation or self.calibration is None or not self.held_back:
+            return self.evaluation or self.calibration
+        return self.calibration.picked(lambda place: (place + 1) % self.held_back == 0)
 
     @property
     def preprocessing(self) -> str:
@@ -77,10 +97,19 @@ class Datasets:
         """What the report must say about the data."""
         found = []
         if self.evaluation is None and not (self.metric and self.metric.beside_original):
-            found.append("Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=).")
+            what = "Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=)."
+            found.append(f"{what} {self._without_it}".rstrip())
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
         return [*found, *filter(None, (self.guessed, self.unused))]
+
+    @property
+    def _without_it(self) -> str:
+        """What files are judged on where there is no evaluation data."""
+        if self.held_back:
+            return f"Files are judged on one of {self.held_back} calibration samples, which nothing learned from."
+        seen = "Files are judged on the calibration samples, which flatters what is fitted to them."
+        return seen if self.calibration is not None else ""
 
     @property
     def unused(self) -> str:
@@ -132,7 +161,7 @@ class Datasets:
         return " ".join(filter(None, texts))
 
     def judged(self, program: Program, batch: int, progress: Progress) -> Iterator[quality.Batch]:
-        """Yield the batches that agreement and accuracy are taken on: labelled data, else calibration data, else noise.
+        """Yield the batches that agreement and accuracy are taken on: labelled data, else what is held back, or noise.
 
         Args:
             program: The captured model; a fixed batch decides the size, and a last smaller batch is left out.
@@ -144,7 +173,7 @@ class Datasets:
             return
         fixed = None if program.batch else program.samples
         batch = fixed or fitting_batch(program, batch)
-        data = self.evaluation or self.calibration
+        data = self.judged_on
         chunks = data.batches(batch) if data else _noise(program, batch)
         limit = data.count if self.evaluation and data else UNLABELLED_SAMPLES
         seen = 0
@@ -205,6 +234,7 @@ def open_datasets(
     evaluate: Any = None,
     calibrate: Any = None,
     metric: Metric | None = None,
+    taught: bool = False,
 ) -> Datasets:
     """Open and check the data of a run against what the program takes.
 
@@ -214,6 +244,7 @@ def open_datasets(
         evaluate: Labelled data of a Python caller, in place of the recipe's.
         calibrate: What a Python caller's passes are calibrated on, where the recipe names nothing.
         metric: What files are judged by; labels are numbers of classes where nobody says.
+        taught: Whether a Python caller has given the passes their data: nothing of it can be held back.
 
     Raises:
         OptimizeError: The data is missing, damaged or does not fit.
@@ -223,16 +254,25 @@ def open_datasets(
     held = None if calibrate is None else FlatBatches(program, calibrate).samples
     wanted = {"labelled": metric is None or not metric.beside_original, "classes": metric is None}
     try:
+        given = open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held
         return Datasets(
-            calibration=open_data(recipe.calib, inputs=specs, image=image) if recipe.calib else held,
+            calibration=given,
             evaluation=open_data(labelled, inputs=specs, image=image, **wanted) if labelled is not None else None,
             said=recipe.preprocessing,
             metric=metric,
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
             size_guessed=bool(program.guessed) and "size" not in recipe.preprocessing,
+            held_back=0 if taught or given is None or labelled is not None else _share(given, program),
         )
     except UsageError as error:
         raise UsageError(error.what, hint="\n".join(filter(None, (error.hint, program.guessed)))) from error
+
+
+def _share(data: Samples, program: Program) -> int:
+    """Return of how many samples one is held back; 0 where they, or what a fixed batch gets of them, are too few."""
+    count, fixed = data.count or 0, 1 if program.batch else program.samples
+    every = max(_HELD_BACK, -(-count // UNLABELLED_SAMPLES))
+    return every if data.count is None or (count >= _FEW_SAMPLES and count // every >= fixed) else 0
 
 
 def example_inputs(recipe: Recipe, takes: Mapping[str, bool] = MappingProxyType({})) -> tuple[torch.Tensor, ...]:

@@ -290,6 +290,7 @@ def open_all(job: Job, tell: Progress) -> Opened:
         evaluate=job.evaluate,
         calibrate=job.given_calibration,
         metric=job.metric,
+        taught=job.given_passes is not None,
     )
     if doubt := datasets.try_out(model.program):
         say(f"Seen on the first labels, before files are made: {doubt}")
@@ -358,7 +359,7 @@ def enter(program: Program, passes: Sequence[Pass]) -> Trace:
 def calibration_data(job: Job, program: Program, datasets: Datasets, tell: Progress) -> Samples | None:
     """Return the calibration data, synthesised where none was given and a pass needs some."""
     if not job.needs_calibration or datasets.calibration is not None:
-        return datasets.calibration
+        return datasets.learned_from
     if not any(entry.needs_data for entry in job.recipe.passes):
         return None
     made = synthesize(program, progress=tell)

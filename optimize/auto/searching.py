@@ -261,7 +261,8 @@ class _Searching:
         asked = replace(job, recipe=job.recipe.model_copy(update={"passes": everything}))
         self.opened, self.machine = open_all(asked, listener), remote.environment if remote else current()
         self.program = self.opened.model.program
-        given = (self.opened.calibration, self.opened.datasets.evaluation)
+        datasets = self.opened.datasets
+        given = (datasets.calibration or self.opened.calibration, datasets.evaluation)
         self.of = {
             "program": [fingerprint(self.program, FlatBatches(self.program, data)) for data in given if data],
             "labels": _labels_digest(given[1]),

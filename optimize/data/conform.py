@@ -58,7 +58,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.inputs[0])
 
-    def __getitem__(self, part: slice) -> Batch:
+    def __getitem__(self, part: slice | list[int]) -> Batch:
         return Batch(tuple(value[part] for value in self.inputs), None if self.labels is None else self.labels[part])
 
     @property

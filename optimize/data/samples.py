@@ -64,6 +64,18 @@ class Samples:
         chunks = self.chunks
         return replace(self, chunks=lambda: (replace(each, inputs=tuple(change(each.inputs))) for each in chunks()))
 
+    def picked(self, wanted: Callable[[int], bool]) -> Samples:
+        """Return those of them whose place, the first of which is 0, is wanted."""
+
+        def chunks() -> Iterator[Batch]:
+            start = 0
+            for chunk in self.chunks():
+                if rows := [row for row in range(len(chunk)) if wanted(start + row)]:
+                    yield chunk[rows]
+                start += len(chunk)
+
+        return replace(self, chunks=chunks, count=self.count and sum(map(wanted, range(self.count))))
+
 
 #: What a Python caller gives as samples: anything that yields batches whenever it is read.
 Given = Samples | Iterable[Any]
