@@ -330,7 +330,9 @@ def check_options(entry: PassEntry, *, source: str) -> None:
         if field.name in fields and field.name not in entry.options and _is_needed(field):
             raise UsageError(f"{source}: {entry.name} needs the option '{field.name}'.")
     for option, value in entry.options.items():
-        _checked(entry.name, option, value, fields, source)
+        found = _checked(entry.name, option, value, fields, source)
+        if isinstance(value, str) and isinstance(found, bool | int | float):  # used as it is, "no" would be yes
+            raise UsageError(f"{source}: {entry.name}.{option} = {shown(repr(value))} is text: leave out its quotes.")
 
 
 def configured(name: str, options: Mapping[str, Any], *, source: str) -> Target:

@@ -88,6 +88,8 @@ def test_a_pass_goes_by_its_module_and_class(tmp_path: Path) -> None:
         "preprocess: .nan",
         "passes: [{PruneChannels: {ratio: 'nan'}}]",
         "passes: [{QuantizeStatic: {spare: 'inf'}}]",
+        "passes: [{PruneChannels: {ratio: '0.5'}}]",
+        "passes: [{EqualizeChannels: {unless_near: 'no'}}]",
         pytest.param(f"passes: [{{PruneChannels: {{ratio: [{'a, ' * 5000}]}}}}]", id="long"),
     ],
 )

@@ -92,8 +92,11 @@ def _check_word(word: str) -> None:
     """Refuse a word that no file can be named by, or that no report could repeat.
 
     Raises:
-        UsageError: It is not UTF-8, holds a NUL, or is longer than any path.
+        UsageError: It is empty, not UTF-8, holds a NUL, or is longer than any path.
     """
+    option, is_given, value = word.partition("=") if word.startswith("--") else ("A name", "=", word)
+    if is_given and not value:  # as of a shell's variable that is not set
+        raise UsageError(f"{option} is empty.", hint="Say what it is, or leave it out.")
     if "\0" in word:
         raise UsageError(f"'{word}' holds a NUL, which no name can.", hint="Leave it out.")
     if len(word) > _LONGEST_WORD:

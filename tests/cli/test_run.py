@@ -8,6 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from optimize import datasets, workflow
+from optimize.cli import cli
 from optimize.cli.run import run
 from optimize.errors import UsageError
 from optimize.job import Job
@@ -98,6 +99,13 @@ def test_effort_needs_what_it_is_about(words: list[str]) -> None:
     given = ["package.module:factory", "--to", "onnx", *words, "--effort", "best"]
     refused = CliRunner().invoke(run, given).exception
     assert isinstance(refused, UsageError) and refused.hint and "--int8" in refused.hint
+
+
+@pytest.mark.parametrize("words", [("--max-drop", ""), ("--max-drop=",), ("--dynamic", "")])
+def test_an_empty_word_is_refused(words: tuple[str, ...]) -> None:
+    """As where a variable of a CI is not set: there would be no bound, and success."""
+    refused = CliRunner().invoke(cli, ["package.module:factory", "--to", "onnx", *words]).exception
+    assert isinstance(refused, UsageError) and refused.what.endswith(" is empty.")
 
 
 def test_targets_may_be_given_one_by_one(jobs: list[Job]) -> None:
