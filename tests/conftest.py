@@ -47,18 +47,9 @@ settings.register_profile("fixed", derandomize=True, deadline=None, suppress_hea
 settings.load_profile("fixed")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Lets each process of a whole run collect from another place on: what one has compiled, the others read."""
-    if config.args == config.getini("testpaths") and "PYTEST_XDIST_WORKER" in os.environ:
-        places = sorted({str(path.relative_to(ROOT).parts[1]) for path in ROOT.glob("tests/**/test_*.py")})
-        place, of = (int(os.environ[f"PYTEST_XDIST_WORKER{end}"].lstrip("gw")) for end in ("", "_COUNT"))
-        first = len(places) * place // of
-        config.args[:] = [*(f"tests/{name}" for name in places[first:] + places[:first]), "optimize"]
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives them one order whoever collects: that of their places, the long ones first."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(LONG), item.path.relative_to(ROOT).parts[:2]))
+    """Puts the long ones first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish() -> None:
