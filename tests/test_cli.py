@@ -124,7 +124,7 @@ BAD = {
     "missing": (("nowhere.pt",), 1, "nowhere.pt"),
     "state dict without a factory": ((CHECKPOINT,), 1, "--model"),
     "unknown target": ((CHECKPOINT, *FACTORY, "--to", "tensort"), 2, "Did you mean 'tensorrt'"),
-    "no target": ((CHECKPOINT, *FACTORY, "--to", ""), 2, "No target"),
+    "no target": ((CHECKPOINT, *FACTORY, "--to", ","), 2, "No target"),
     "wrong factory": ((CHECKPOINT, "--model", "models.repvgg:fashion_repvg"), 1, "fashion_repvgg"),
     "keys that do not fit": ((CHECKPOINT, "--model", "models.resnet:resnet_tiny"), 1, "stem"),
     "no shape": (("tests.nets:Transposed",), 2, "--input-shape"),

@@ -94,9 +94,8 @@ def _check_word(word: str) -> None:
     Raises:
         UsageError: It is empty, not UTF-8, holds a NUL, or is longer than any path.
     """
-    option, is_given, value = word.partition("=") if word.startswith("--") else ("A name", "=", word)
-    if is_given and not value:  # as of a shell's variable that is not set
-        raise UsageError(f"{option} is empty.", hint="Say what it is, or leave it out.")
+    if not word or (word.startswith("--") and word.find("=") == len(word) - 1):  # a variable that is not set
+        raise UsageError(f"{word.rstrip('=') or 'A word of the command'} is empty.", hint="Say it, or leave it out.")
     if "\0" in word:
         raise UsageError(f"'{word}' holds a NUL, which no name can.", hint="Leave it out.")
     if len(word) > _LONGEST_WORD:

@@ -1,5 +1,6 @@
 """What torch's exporter translates wrongly is translated anew: files answer as the module at every size and value."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import optimize
 from optimize import workflow
+from optimize.errors import Refused
 
 TARGETS = {"onnx": ".onnx", "openvino": ".xml"}
 
@@ -48,6 +50,8 @@ def scattered(include_self: bool) -> Callable[[Tensor], Tensor]:
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "padded": padded,
     "halved": halved,
+    "around the ends": lambda x: nn.functional.pad(x, (2, 1), mode="circular") * 3,
+    "around in two axes": lambda x: nn.functional.pad(x[:, None], (0, 2, 1, 3), mode="circular"),
     "mean with what was there": scattered(True),
     "mean without": scattered(False),
     "log_sigmoid": lambda x: nn.functional.logsigmoid(x * 40),
@@ -59,7 +63,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_files_answer_as_the_module(case: str, target: str, tmp_path: Path) -> None:
     net = Calling(CASES[case]).eval()
-    dynamic = {"x": {2: "length"}} if case == "padded" else None
+    dynamic = {"x": {2: "length"}} if case in ("padded", "around the ends") else None
     program = optimize.capture(net, (torch.randn(2, 3, 8),), dynamic=dynamic)
     runner = optimize.export(program, target, tmp_path / f"net{TARGETS[target]}").load(threads=1)
     for samples, length in ((1, 8), (3, 9 if dynamic else 8), (4, 11 if dynamic else 8)):
@@ -68,6 +72,15 @@ def test_files_answer_as_the_module(case: str, target: str, tmp_path: Path) -> N
         wanted = net(x).numpy()
         assert answer.shape == wanted.shape and np.isfinite(answer).all()
         np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_recurrent_layer_that_projects_is_refused_by_name(target: str, tmp_path: Path) -> None:
+    net = nn.Sequential(OrderedDict(speech=nn.LSTM(4, 6, proj_size=3)))
+    with pytest.raises(Refused, match=r"no LSTM whose outputs are projected \(proj_size\), as those of 'speech' are"):
+        optimize.export(
+            optimize.capture(net.eval(), (torch.randn(5, 2, 4),)), target, tmp_path / f"net{TARGETS[target]}"
+        )
 
 
 def test_quotients_of_sizes_that_are_never_negative_are_left_as_they_are(tmp_path: Path) -> None:

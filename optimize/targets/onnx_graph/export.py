@@ -78,6 +78,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
         Refused: The exporter lacks an operator; the message names it and its layer. Or the opset lacks bfloat16.
     """
     opset = _opset(program, opset)
+    _refuse_projected(program)
     exported = _exported(program, opset)
     calls = exported_calls(program, exported)
     translated = _translate(program, exported, opset)
@@ -188,6 +189,16 @@ def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> N
             raise Refused(
                 f"'{name}' cannot stay free in ONNX: torch's exporter makes a constant of it ({int(size)}).",
                 hint="nn.RNN is written step by step: use nn.LSTM or nn.GRU, or leave the dimension out of --dynamic.",
+            )
+
+
+def _refuse_projected(program: Program) -> None:
+    for layer in program.graph.find_nodes(op="call_function", target=aten.lstm.input):
+        hidden, cell = (state.meta["val"].shape[-1] for state in layer.args[1])
+        if hidden != cell:
+            raise Refused(
+                f"ONNX has no LSTM whose outputs are projected (proj_size), as those of '{graph.origin(layer)}' are.",
+                hint="Train one without proj_size, or use --to torchscript.",
             )
 
 

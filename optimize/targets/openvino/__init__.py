@@ -237,6 +237,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     from optimize.targets.onnx_graph.weight_only import quantize_weights
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.rewrites import (
+        join_ends,
         reduce_integers,
         scale_products,
         settle_tables,
@@ -256,6 +257,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     spell_hard_sigmoids(model)
     scale_products(model)
     write_spectra(model)
+    join_ends(model)
     if plan is None:
         return model, None, origins
     if plan.mode == "weights":

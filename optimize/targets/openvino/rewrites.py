@@ -19,6 +19,7 @@
    conjugates, whose terms have the same real part.
 6. ``STFT`` is read where its batch has one size alone. It is a convolution with the cosines and sines of a frame,
    times the window.
+7. ``Pad`` that wraps around, of circular convolutions, is the value between its own ends: OpenVINO has no such mode.
 """
 
 from __future__ import annotations
@@ -64,6 +65,29 @@ def settle_tables(model: ir.Model) -> None:
         node.replace_input_with(0, store(graph, f"{node.name}_table", integers.reshape(len(integers), -1)))
         node.replace_input_with(2, store(graph, f"{node.name}_scales", short.astype(np.float32)))
     tidy(model)
+
+
+def join_ends(model: ir.Model) -> None:
+    """Write each ``Pad`` that wraps around as a concatenation along each of its axes, in place (rule 7)."""
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "Pad" and "mode" in node.attributes]:
+        pads, result = constant(node.inputs[1]), node.outputs[0]
+        if node.attributes["mode"].as_string() != "wrap" or pads is None or (pads < 0).any():
+            continue
+        wide = node.inputs[0]
+        for axis, ends in enumerate(pads.reshape(2, -1).T):
+            parts = [((-ends[0], np.iinfo(np.int64).max), ends[0]), (None, 1), ((0, ends[1]), ends[1])]
+            if ends.any():
+                read = [_cut(graph, wide, *cut, axis) if cut else wide for cut, size in parts if size]
+                wide = add(graph, "Concat", read, {"axis": axis}, name=f"{name_of(result)}_{axis}")
+        wide.shape, wide.type = result.shape, result.type
+        replace(result, wide)
+    tidy(model)
+
+
+def _cut(graph: ir.Graph, value: ir.Value | None, start: int, end: int, axis: int) -> ir.Value:
+    limits = (store(graph, f"cut_{number}", np.asarray([number], np.int64)) for number in (start, end, axis))
+    return add(graph, "Slice", [value, *limits], name=f"{name_of(value)}_end")  # type: ignore[arg-type]
 
 
 def widen(model: ir.Model) -> None:
