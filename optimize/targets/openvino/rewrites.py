@@ -71,23 +71,23 @@ def join_ends(model: ir.Model) -> None:
     """Write each ``Pad`` that wraps around as a concatenation along each of its axes, in place (rule 7)."""
     graph = model.graph
     for node in [node for node in graph if node.op_type == "Pad" and "mode" in node.attributes]:
-        pads, result = constant(node.inputs[1]), node.outputs[0]
-        if node.attributes["mode"].as_string() != "wrap" or pads is None or (pads < 0).any():
+        wide, pads, result = node.inputs[0], constant(node.inputs[1]), node.outputs[0]
+        wraps = node.attributes["mode"].as_string() == "wrap"
+        if not wraps or wide is None or pads is None or (pads < 0).any() or not pads.any():
             continue
-        wide = node.inputs[0]
-        for axis, ends in enumerate(pads.reshape(2, -1).T):
-            parts = [((-ends[0], np.iinfo(np.int64).max), ends[0]), (None, 1), ((0, ends[1]), ends[1])]
-            if ends.any():
-                read = [_cut(graph, wide, *cut, axis) if cut else wide for cut, size in parts if size]
-                wide = add(graph, "Concat", read, {"axis": axis}, name=f"{name_of(result)}_{axis}")
+        for axis, (before, after) in enumerate(pads.reshape(2, -1).T.tolist()):
+            last = [_cut(graph, wide, -before, np.iinfo(np.int64).max, axis)] if before else []
+            first = [_cut(graph, wide, 0, after, axis)] if after else []
+            if first or last:
+                wide = add(graph, "Concat", [*last, wide, *first], {"axis": axis}, name=f"{name_of(result)}_{axis}")
         wide.shape, wide.type = result.shape, result.type
         replace(result, wide)
     tidy(model)
 
 
-def _cut(graph: ir.Graph, value: ir.Value | None, start: int, end: int, axis: int) -> ir.Value:
+def _cut(graph: ir.Graph, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
     limits = (store(graph, f"cut_{number}", np.asarray([number], np.int64)) for number in (start, end, axis))
-    return add(graph, "Slice", [value, *limits], name=f"{name_of(value)}_end")  # type: ignore[arg-type]
+    return add(graph, "Slice", [value, *limits], name=f"{name_of(value)}_end")
 
 
 def widen(model: ir.Model) -> None:
