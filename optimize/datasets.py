@@ -32,9 +32,11 @@ from optimize.wording import plural
 
 #: Enough to read disagreement from when no labelled data is given.
 UNLABELLED_SAMPLES = 256
-#: Of calibration data one sample of so many is judged on where nothing else is, and nothing learns from it; of fewer
-#: samples than the second number none, for what is left must tell ranges.
+#: Of so many calibration samples one is judged on where nothing else is, and no pass learns from it; of fewer samples
+#: than the second number none, for what is left must tell ranges.
 _HELD_BACK, _FEW_SAMPLES = 4, 16
+#: Spreads numbers (Knuth, The Art of Computer Programming 6.4).
+_SPREAD = 2654435761
 #: Labels that the original is tried on first, and those that it is where it does not do more than guess with these.
 _FEW_TRIED, _MOST_TRIED = 32, 256
 
@@ -50,8 +52,8 @@ class Datasets:
         metric: What files are judged by; None for that which fits labels and outputs.
         included: Whether the files do themselves what was said.
         size_guessed: Whether nobody said how large the pictures are that the model takes.
-        held_back: One of so many samples of the calibration data is judged on, and nothing learns from it; 0 where
-            there are few, a Python caller's passes have them, or there are others to judge on.
+        held_back: Of so many samples of the calibration data one is judged on, and no pass learns from it; 0 where
+            there are few, they may come in another order, passes have them, or there are others to judge on.
     """
 
     calibration: Samples | None
@@ -67,14 +69,19 @@ class Datasets:
         """What passes learn from; None where nothing was given."""
         if self.calibration is None or not self.held_back:
             return self.calibration
-        return self.calibration.picked(lambda place: (place + 1) % self.held_back > 0)
+        return self.calibration.picked(lambda place: not self._is_held(place))
 
     @property
     def judged_on(self) -> Samples | None:
         """What files are judged on; None where nothing was given."""
         if self.evaluation or self.calibration is None or not self.held_back:
             return self.evaluation or self.calibration
-        return self.calibration.picked(lambda place: (place + 1) % self.held_back == 0)
+        return self.calibration.picked(self._is_held, UNLABELLED_SAMPLES * self.held_back)
+
+    def _is_held(self, place: int) -> bool:
+        """Say whether a sample is judged on: one of each run, wherever in it, for classes may come in turns."""
+        run, inside = divmod(place, self.held_back)
+        return run < UNLABELLED_SAMPLES and inside == (run * _SPREAD >> 16) % self.held_back
 
     @property
     def preprocessing(self) -> str:
@@ -97,19 +104,14 @@ class Datasets:
         """What the report must say about the data."""
         found = []
         if self.evaluation is None and not (self.metric and self.metric.beside_original):
-            what = "Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=)."
-            found.append(f"{what} {self._without_it}".rstrip())
+            found.append("Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=).")
+        if self.evaluation is None and self.calibration is not None:
+            learned = f"one of {self.held_back} of them, which no pass learned from"
+            flattered = "them all, which flatters what is fitted to them"
+            found.append(f"Of the calibration samples files are judged on {learned if self.held_back else flattered}.")
         opened = (self.calibration, self.evaluation)
         found += dict.fromkeys(note for data in opened if data is not None for note in data.notes)
         return [*found, *filter(None, (self.guessed, self.unused))]
-
-    @property
-    def _without_it(self) -> str:
-        """What files are judged on where there is no evaluation data."""
-        if self.held_back:
-            return f"Files are judged on one of {self.held_back} calibration samples, which nothing learned from."
-        seen = "Files are judged on the calibration samples, which flatters what is fitted to them."
-        return seen if self.calibration is not None else ""
 
     @property
     def unused(self) -> str:
@@ -262,17 +264,20 @@ def open_datasets(
             metric=metric,
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
             size_guessed=bool(program.guessed) and "size" not in recipe.preprocessing,
-            held_back=0 if taught or given is None or labelled is not None else _share(given, program),
+            held_back=0 if taught else _share(given, program, recipe.held_back, others=labelled is not None),
         )
     except UsageError as error:
         raise UsageError(error.what, hint="\n".join(filter(None, (error.hint, program.guessed)))) from error
 
 
-def _share(data: Samples, program: Program) -> int:
-    """Return of how many samples one is held back; 0 where they, or what a fixed batch gets of them, are too few."""
-    count, fixed = data.count or 0, 1 if program.batch else program.samples
-    every = max(_HELD_BACK, -(-count // UNLABELLED_SAMPLES))
-    return every if data.count is None or (count >= _FEW_SAMPLES and count // every >= fixed) else 0
+def _share(data: Samples | None, program: Program, asked: int | None, *, others: bool) -> int:
+    """Return of how many samples one is held back, or 0.
+
+    None is of samples that nobody has counted: they come from a generator, in an order that may be another each time.
+    """
+    if data is None or (data.count or 0) < _FEW_SAMPLES or any(dims.get(0) != BATCH for dims in program.dynamic):
+        return 0
+    return asked or (0 if others else _HELD_BACK)
 
 
 def example_inputs(recipe: Recipe, takes: Mapping[str, bool] = MappingProxyType({})) -> tuple[torch.Tensor, ...]:

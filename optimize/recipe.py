@@ -149,6 +149,8 @@ class Recipe(BaseModel):
             nothing is said.
         mean: Mean of image folders, such as ``0.5,0.5,0.5``: a word of ``preprocess``.
         std: Standard deviation of image folders, likewise.
+        held_back: Of so many calibration samples one is judged on where no others are, and no pass learns from it; None
+            where a run shall tell.
         decided: What a run found out by measuring: for each of its static INT8 files, such as ``onnx int8``, the layers
             that went back to float, with the reason. Nothing is measured to decide about a file that stands here.
     """
@@ -178,6 +180,7 @@ class Recipe(BaseModel):
     preprocess: Annotated[dict[str, str], BeforeValidator(read_words)] = {}
     mean: str | None = None
     std: str | None = None
+    held_back: int | None = Field(default=None, ge=2)
     decided: dict[str, dict[str, str]] = {}
 
     @model_validator(mode="before")
@@ -332,7 +335,8 @@ def check_options(entry: PassEntry, *, source: str) -> None:
     for option, value in entry.options.items():
         found = _checked(entry.name, option, value, fields, source)
         if isinstance(value, str) and isinstance(found, bool | int | float):  # used as it is, "no" would be yes
-            raise UsageError(f"{source}: {entry.name}.{option} = {shown(repr(value))} is text: leave out its quotes.")
+            what = f"{source}: {entry.name}.{option} = {shown(repr(value))} is text"
+            raise UsageError(f"{what}: write it like 0.5, true or false.")
 
 
 def configured(name: str, options: Mapping[str, Any], *, source: str) -> Target:

@@ -41,8 +41,9 @@ def recipe_of(job: Job, variants: Sequence[Variant], exports: Sequence[Export], 
             if not (new or job.bound is not None or export.times):
                 continue
             decided[f"{export.target} {export.precision}"] = {paths[name]: why for name, why in new.items()}
-    preprocess = {**job.recipe.preprocess, **datasets.unsaid}
-    return job.recipe.model_copy(update={"passes": passes, "decided": decided, "preprocess": preprocess})
+    preprocess, held_back = {**job.recipe.preprocess, **datasets.unsaid}, datasets.held_back or None
+    found = {"passes": passes, "decided": decided, "preprocess": preprocess, "held_back": held_back}
+    return job.recipe.model_copy(update=found)
 
 
 def written(job: Job, recipe: Recipe, name: str = RECIPE) -> str:

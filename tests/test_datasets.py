@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +27,7 @@ Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(2, 5))
 def test_what_is_held_back_and_what_is_learned_from_are_all_samples(sizes: list[int], every: int) -> None:
-    """Wherever batches end, and each one once."""
+    """Wherever batches end, each sample once, and one of each run is held back."""
     parts = torch.arange(sum(sizes)).split(sizes)
     data = Samples("data", lambda: iter([Batch((part,), part) for part in parts]), count=sum(sizes))
     found = Datasets(data, None, held_back=every)
@@ -38,7 +39,16 @@ def test_what_is_held_back_and_what_is_learned_from_are_all_samples(sizes: list[
         assert sum(map(len, batches)) == samples.count
     places = [[int(place) for batch in samples.chunks() for place in batch.inputs[0]] for samples in (learned, judged)]
     assert sorted(places[0] + places[1]) == list(range(sum(sizes)))
-    assert places[1] == list(range(every - 1, sum(sizes), every))
+    whole = sum(sizes) // every
+    assert [place // every for place in places[1] if place // every < whole] == list(range(whole))
+
+
+def test_classes_that_come_in_turns_are_all_judged_on() -> None:
+    data = Samples("data", lambda: iter([Batch((torch.arange(64) % 4,))]), count=64)
+    for samples in (Datasets(data, None, held_back=4).learned_from, Datasets(data, None, held_back=4).judged_on):
+        assert samples is not None
+        counted = torch.cat([batch.inputs[0] for batch in samples.chunks()]).bincount(minlength=4)
+        assert counted.min() >= counted.max() / 3
 
 
 @pytest.fixture(scope="module")
@@ -46,38 +56,60 @@ def program() -> Program:
     return optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(2, 4),))
 
 
+def saved(count: int, folder: Path) -> str:
+    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    np.savez(folder / "calib.npz", x=x)
+    return str(folder / "calib.npz")
+
+
 @pytest.mark.parametrize(
-    ("count", "labelled", "taught", "held"),
+    ("count", "labelled", "taught", "asked", "held"),
     [
-        (16, False, False, 4),
-        (15, False, False, 0),
-        (16, True, False, 0),
-        (16, False, True, 0),
-        (4000, False, False, 250),
+        (16, False, False, None, 4),
+        (15, False, False, None, 0),
+        (16, True, False, None, 0),
+        (16, True, False, 4, 4),  # by a recipe: the same files again
+        (16, False, True, None, 0),
+        (4000, False, False, None, 256),
     ],
 )
 def test_a_part_is_held_back_where_nothing_else_is_there_to_judge_on(
-    count: int, labelled: bool, taught: bool, held: int, program: Program, tmp_path: Path
+    count: int, labelled: bool, taught: bool, asked: int | None, held: int, program: Program, tmp_path: Path
 ) -> None:
-    np.savez(tmp_path / "calib.npz", x=np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32))
     evaluate = (torch.rand(8, 4), torch.zeros(8, dtype=torch.int64)) if labelled else None
-    recipe = Recipe(calib=str(tmp_path / "calib.npz"))
+    recipe = Recipe(calib=saved(count, tmp_path), held_back=asked)
     found = open_datasets(recipe, program, evaluate=evaluate, taught=taught)
-    judged = sum(len(inputs[0]) for inputs, _ in found.judged(program, 3, silent))
+    judged = sum(len(inputs[0]) for inputs, _ in found.judged(program, 4, silent))
     learned = found.learned_from
     assert learned is not None and learned.count == count - held
     assert judged == (8 if labelled else held or min(count, 256))
     told = "".join(found.warnings)
-    assert ("nothing learned from" in told) is bool(held)
+    assert ("no pass learned from" in told) is bool(held and not labelled)
     assert ("which flatters" in told) is not bool(held or labelled)
 
 
-def test_a_fixed_batch_gets_what_it_takes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "calib.npz", x=np.zeros((16, 4), np.float32))
-    recipe = Recipe(calib=str(tmp_path / "calib.npz"))
-    for batch, held in ((4, 4), (5, 0)):
-        fixed = optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(batch, 4),), dynamic_batch=False)
-        assert open_datasets(recipe, fixed).held_back == held
+def test_what_may_come_in_another_order_is_not_held_back(program: Program, tmp_path: Path) -> None:
+    """Nor what a fixed batch, or an input without samples, would not be given whole."""
+    loader = torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=8, shuffle=True)  # type: ignore[arg-type]
+    found = open_datasets(Recipe(), program, calibrate=loader)
+    assert not found.held_back and sum(len(inputs[0]) for inputs, _ in found.judged(program, 4, silent)) == 64
+    fixed = optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(2, 4),), dynamic_batch=False)
+    assert not open_datasets(Recipe(calib=saved(64, tmp_path)), fixed).held_back
+
+
+def test_a_recipe_makes_the_same_files_with_labels(tmp_path: Path, typed: Typed) -> None:
+    torch.manual_seed(0)
+    torch.save(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), tmp_path / "net.pt")
+    saved(64, tmp_path)
+    np.savez(tmp_path / "eval.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 3)
+    asked = ("--input-shape", "4", "--int8", "--calib", "calib.npz", "--to", "onnx", "--out", "out")
+    again = ("--recipe", "out/recipe.yaml", "--eval", "eval.npz", "--out", "again")
+    for words in (asked, again):
+        done = typed("run", "net.pt", "--no-layer-timing", "--quiet", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "held_back: 4\n" in (tmp_path / "out/recipe.yaml").read_text()
+    one, two = (onnx.load(tmp_path / name / "net.int8.onnx").graph for name in ("out", "again"))
+    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
 
 
 def test_few_samples_do_not_flatter(tmp_path: Path, typed: Typed) -> None:

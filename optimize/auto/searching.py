@@ -193,7 +193,7 @@ def find_best(
     Args:
         model: A module, a model file, or ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
-        calibrate: What INT8 is calibrated and files are judged on: batches of inputs.
+        calibrate: What INT8 is calibrated and, without ``evaluate``, files are judged on: batches of inputs.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens. One of both there must be.
         targets: Name or names of targets; all that run here where there are none.
         target_options: Options of targets, such as ``{"onnx": {"opset": 18}}``.

@@ -52,8 +52,8 @@ class _Group(click.Group):
     """A group whose first word may be a model: ``optimize model.pt --fuse`` means ``optimize run model.pt --fuse``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for word in args:
-            _check_word(word)
+        for before, word in zip(["", *args], args, strict=False):
+            _check_word(word, before)
         args = ["--int8=static" if word == "--int8" else word for word in args]
         first = next((word for word in args if word != failures.DEBUG), "--help")
         if first not in self.commands and first not in ("--help", "-h", "--version"):
@@ -88,14 +88,15 @@ def _require_folder() -> None:
         raise UsageError("The current folder was removed.", hint="Change to one that is there: cd") from error
 
 
-def _check_word(word: str) -> None:
+def _check_word(word: str, before: str = "") -> None:
     """Refuse a word that no file can be named by, or that no report could repeat.
 
     Raises:
         UsageError: It is empty, not UTF-8, holds a NUL, or is longer than any path.
     """
     if not word or (word.startswith("--") and word.find("=") == len(word) - 1):  # a variable that is not set
-        raise UsageError(f"{word.rstrip('=') or 'A word of the command'} is empty.", hint="Say it, or leave it out.")
+        option = next((each for each in (word.rstrip("="), before) if each.startswith("--")), "A word of the command")
+        raise UsageError(f"{option} is empty.", hint="Say it, or leave it out.")
     if "\0" in word:
         raise UsageError(f"'{word}' holds a NUL, which no name can.", hint="Leave it out.")
     if len(word) > _LONGEST_WORD:

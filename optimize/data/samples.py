@@ -64,8 +64,8 @@ class Samples:
         chunks = self.chunks
         return replace(self, chunks=lambda: (replace(each, inputs=tuple(change(each.inputs))) for each in chunks()))
 
-    def picked(self, wanted: Callable[[int], bool]) -> Samples:
-        """Return those of them whose place, the first of which is 0, is wanted."""
+    def picked(self, wanted: Callable[[int], bool], end: int | None = None) -> Samples:
+        """Return those of them whose place, the first of which is 0, is wanted; none is read from ``end`` on."""
 
         def chunks() -> Iterator[Batch]:
             start = 0
@@ -73,8 +73,11 @@ class Samples:
                 if rows := [row for row in range(len(chunk)) if wanted(start + row)]:
                     yield chunk[rows]
                 start += len(chunk)
+                if end is not None and start >= end:
+                    return
 
-        return replace(self, chunks=chunks, count=self.count and sum(map(wanted, range(self.count))))
+        count = None if self.count is None else sum(map(wanted, range(min(self.count, end or self.count))))
+        return replace(self, chunks=chunks, count=count)
 
 
 #: What a Python caller gives as samples: anything that yields batches whenever it is read.

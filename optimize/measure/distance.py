@@ -16,7 +16,7 @@ MOST_APPENDED = 16
 _PART = 1 << 20
 #: Parts of an axis that are looked at by themselves, at most; of those that hold so much of the largest's power, all
 #: that answer no better than zeros, by about so many dB, are lost. Fewer values of a part than this prove nothing.
-_MOST_PARTS, _HEARD, _LOST_DB, _FEW_VALUES = 4096, 1e-10, 3.0, 16
+_MOST_PARTS, _HEARD, _LOST_DB, _FEW_VALUES = 4096, 1e-10, 3.0, 8
 #: Types of elements that name something: a class, a place, what is so or not.
 CHOICES = {"bool", "int32", "int64", "uint32", "uint64"}
 

@@ -78,7 +78,7 @@ def relax_collector() -> None:
 
     A fifth of the time of importing torch's exporter, a twelfth of a small run's.
     """
-    if gc.get_threshold()[0] < _ALLOCATIONS:
+    if 0 < gc.get_threshold()[0] < _ALLOCATIONS:
         gc.set_threshold(_ALLOCATIONS, 10, 10)
 
 
