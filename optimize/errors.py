@@ -106,7 +106,7 @@ def require(value: object, kind: type, what: str, hint: str) -> None:
 
 
 #: Names in a hint; of more, the first few are enough.
-_LISTED = 24
+_LISTED = 32
 #: Files that are not the user's own: installed packages, Python's library, and this package.
 _ROOTS = (re.escape(os.path.join(os.path.dirname(file), "")) for file in (os.__file__, __file__))
 _INSTALLED = re.compile("|".join((r"[\\/](site|dist)-packages[\\/]", *_ROOTS)))
