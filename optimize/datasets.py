@@ -35,8 +35,7 @@ UNLABELLED_SAMPLES = 256
 #: Of so many calibration samples one is judged on where nothing else is, and no pass learns from it; of fewer samples
 #: than the second number none, for what is left must tell ranges.
 _HELD_BACK, _FEW_SAMPLES = 4, 16
-#: Spreads numbers (Knuth, The Art of Computer Programming 6.4).
-_SPREAD = 2654435761
+_SPREAD = 2654435761  # of multiplicative hashing (Knuth, The Art of Computer Programming 6.4)
 #: Labels that the original is tried on first, and those that it is where it does not do more than guess with these.
 _FEW_TRIED, _MOST_TRIED = 32, 256
 

@@ -94,7 +94,7 @@ def _errors(variant: Variant, datasets: Datasets, progress: Progress) -> tuple[t
     """Return the error of each layer, and the name of the data they were taken on."""
     plan, program = variant.program.plan, variant.program
     batches, source = calibration(program), plan.calibration.source if plan.calibration else "example inputs"
-    if (others := datasets.judged_on) is not None and (datasets.evaluation is not None or datasets.held_back):
+    if (others := datasets.judged_on) is not None and others is not datasets.calibration:
         size = SAMPLES if program.batch else len(program.inputs[0])
         batches, source = (chunk.inputs for chunk in others.batches(size)), others.name
     return layer_errors(program, batches, progress=lambda share: progress("errors", share)), source

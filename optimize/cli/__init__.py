@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection
+from itertools import pairwise
 
 import click
 
@@ -52,7 +53,7 @@ class _Group(click.Group):
     """A group whose first word may be a model: ``optimize model.pt --fuse`` means ``optimize run model.pt --fuse``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for before, word in zip(["", *args], args, strict=False):
+        for before, word in pairwise(["", *args]):
             _check_word(word, before)
         args = ["--int8=static" if word == "--int8" else word for word in args]
         first = next((word for word in args if word != failures.DEBUG), "--help")

@@ -74,10 +74,7 @@ def _is_kept(name: str) -> bool:
 
 
 def relax_collector() -> None:
-    """Let this process search for garbage less often: what torch is made of stays, and each search walks through it.
-
-    A fifth of the time of importing torch's exporter, a twelfth of a small run's.
-    """
+    """Search for garbage less often: what torch is made of stays, and looking through it took a twelfth of a run."""
     if 0 < gc.get_threshold()[0] < _ALLOCATIONS:
         gc.set_threshold(_ALLOCATIONS, 10, 10)
 

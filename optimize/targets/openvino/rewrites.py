@@ -49,6 +49,7 @@ from optimize.targets.onnx_graph.quantize import through_integers
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _AXIS = 1
+_ALL = np.iinfo(np.int64).max  # an end of a Slice that is the end of the axis
 
 
 def settle_tables(model: ir.Model) -> None:
@@ -70,24 +71,28 @@ def settle_tables(model: ir.Model) -> None:
 def join_ends(model: ir.Model) -> None:
     """Write each ``Pad`` that wraps around as a concatenation along each of its axes, in place (rule 7)."""
     graph = model.graph
-    for node in [node for node in graph if node.op_type == "Pad" and "mode" in node.attributes]:
+    for node in [node for node in graph if node.op_type == "Pad" and node.attributes.get_string("mode", "") == "wrap"]:
         wide, pads, result = node.inputs[0], constant(node.inputs[1]), node.outputs[0]
-        wraps = node.attributes["mode"].as_string() == "wrap"
-        if not wraps or wide is None or pads is None or (pads < 0).any() or not pads.any():
+        if wide is None or pads is None or (pads < 0).any() or not pads.any():
             continue
         for axis, (before, after) in enumerate(pads.reshape(2, -1).T.tolist()):
-            last = [_cut(graph, wide, -before, np.iinfo(np.int64).max, axis)] if before else []
-            first = [_cut(graph, wide, 0, after, axis)] if after else []
+            name = f"{name_of(result)}_{axis}"
+            last = [_cut(graph, wide, (-before, _ALL, axis), f"{name}_last")] if before else []
+            first = [_cut(graph, wide, (0, after, axis), f"{name}_first")] if after else []
             if first or last:
-                wide = add(graph, "Concat", [*last, wide, *first], {"axis": axis}, name=f"{name_of(result)}_{axis}")
+                wide = add(graph, "Concat", [*last, wide, *first], {"axis": axis}, name=name)
         wide.shape, wide.type = result.shape, result.type
         replace(result, wide)
     tidy(model)
 
 
-def _cut(graph: ir.Graph, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
-    limits = (store(graph, f"cut_{number}", np.asarray([number], np.int64)) for number in (start, end, axis))
-    return add(graph, "Slice", [value, *limits], name=f"{name_of(value)}_end")
+def _cut(
+    graph: ir.Graph, value: ir.Value, bounds: tuple[int, int, int], name: str, like: ir.Value | None = None
+) -> ir.Value:
+    """Add the part of a value from one place to another along an axis."""
+    named = zip(("from", "to", "axis"), bounds, strict=True)
+    limits = [store(graph, f"{name}_{word}", np.asarray([number])) for word, number in named]
+    return add(graph, "Slice", [value, *limits], name=f"{name}_part", like=like)
 
 
 def widen(model: ir.Model) -> None:
@@ -286,9 +291,7 @@ def _transform_whole(graph: ir.Graph, node: ir.Node) -> ir.Node:
         graph, "DFT", [filled, *node.inputs[1:]], {"inverse": inverse, "onesided": 0}, name=f"{name}_whole", like=old
     )
     whole.shape = filled.shape
-    bounds = {"from": 0, "to": 1 if inverse else half, "axis": rank - 1 if inverse else at}
-    limits = [store(graph, f"{name}_{word}", np.asarray([number])) for word, number in bounds.items()]
-    replace(old, add(graph, "Slice", [whole, *limits], name=f"{name}_part", like=old))
+    replace(old, _cut(graph, whole, (0, 1, rank - 1) if inverse else (0, half, at), name, like=old))
     return operator_of(whole)
 
 
