@@ -145,6 +145,16 @@ class Datasets:
             "folders are numbered from 0 by name, so a missing one shifts all behind it. An empty one keeps the place."
         )
 
+    def left_out(self, found: Accuracy | None, original: Program) -> str:
+        """Return that labelled samples were not judged, because they fill no whole batch; empty where all were."""
+        count = self.evaluation.count if self.evaluation else None
+        if found is None or not count or original.batch or found.samples >= count:
+            return ""
+        return (
+            f"{found.samples:,} of {plural(count, 'labelled sample')} were judged: the model takes batches of "
+            f"{original.samples}, and samples that fill none were left out. Leave --static-batch out to judge all."
+        )
+
     def doubt(self, found: Accuracy | None, original: Program) -> str:
         """Return why an original's accuracy shows nothing of its files, and what to do; empty where it shows it."""
         if found is None or not found.no_better:
@@ -165,7 +175,7 @@ class Datasets:
         """Yield the batches that agreement and accuracy are taken on: labelled data, else what is held back, or noise.
 
         Args:
-            program: The captured model; a fixed batch decides the size, and a last smaller batch is left out.
+            program: The captured model; a fixed batch decides the size, and smaller batches are left out.
             batch: Samples a batch where the program leaves that free, and they fit into the memory.
             progress: Told how much has been read.
         """
@@ -180,7 +190,7 @@ class Datasets:
         seen = 0
         for chunk in chunks:
             if fixed and len(chunk) != fixed:
-                return
+                continue  # at the end, or where the next samples have another length
             program.require_sizes(chunk.inputs)
             # The labels of calibration data are not looked at: accuracy on what ranges were learned from flatters.
             yield [to_array(tensor) for tensor in chunk.inputs], chunk.wanted if self.evaluation else None

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from onnxruntime import InferenceSession
 from torch import nn
 
 import optimize
-from optimize.data import Batch, Samples
+from optimize.data import Batch, Samples, open_data
 from optimize.datasets import Datasets, open_datasets
+from optimize.measure.accuracy import Accuracy
+from optimize.measure.metrics import find
 from optimize.program import Program
 from optimize.progress import silent
+from optimize.quantization.batches import sample_specs
 from optimize.recipe import Recipe
 from tests.nets import sqnr_db
 
@@ -95,6 +99,20 @@ def test_what_may_come_in_another_order_is_not_held_back(program: Program, tmp_p
     assert not found.held_back and sum(len(inputs[0]) for inputs, _ in found.judged(program, 4, silent)) == 64
     fixed = optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(2, 4),), dynamic_batch=False)
     assert not open_datasets(Recipe(calib=saved(64, tmp_path)), fixed).held_back
+
+
+def test_samples_that_fill_no_batch_are_left_out_alone_and_told() -> None:
+    """Those of another length in the middle end no judging, and what was not judged is not counted."""
+    net = optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(2, 5, 4),), dynamic_batch=False, dynamic={"input": {1: "n"}})
+    lengths = [3, 3, 5, 3, 3, 7, 7, 7]
+    batches = [(torch.rand(1, length, 4), torch.zeros(1, length, 3)) for length in lengths]
+    counted = replace(open_data(batches, inputs=sample_specs(net), labelled=True, classes=False), count=8)
+    data = Datasets(None, counted, metric=find("mae"))
+    judged = [len(inputs[0]) for inputs, _ in data.judged(net, 64, silent)]
+    assert judged == [2, 2, 2]
+    found = Accuracy("mae", 0.0, 0.0, sum(judged))
+    assert data.left_out(found, net).startswith("6 of 8 labelled samples were judged: the model takes batches of 2, ")
+    assert not data.left_out(replace(found, samples=8), net)
 
 
 def test_a_recipe_makes_the_same_files_with_labels(tmp_path: Path, typed: Typed) -> None:

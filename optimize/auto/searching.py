@@ -267,6 +267,7 @@ class _Searching:
             "program": [fingerprint(self.program, FlatBatches(self.program, data)) for data in given if data],
             "labels": _labels_digest(given[1]),
             "recipe": job.recipe.model_dump(mode="json"),
+            "metric": job.metric.code if job.metric else "",
             "machine": self.machine.machine,
             "versions": self.machine.versions,
         }

@@ -56,7 +56,7 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
 )
 @options.timing("--runs", type=options.count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @options.timing(
-    "--seconds", type=click.FloatRange(0, min_open=True), help="Of running, warm-up included; loading comes on top."
+    "--seconds", type=options.Finite(0, min_open=True), help="Of running, warm-up included; loading comes on top."
 )
 @options.timing(
     "--restarts",

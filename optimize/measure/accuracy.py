@@ -40,8 +40,7 @@ class Accuracy:
         flips: Whether each sample is right or wrong.
         beside_original: Whether the original's outputs stood for labels.
         worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
-        guessed: The share that always naming the most frequent labels has right; None where labels are no classes, or
-            all are so frequent.
+        guessed: The share that always naming the most frequent labels has right; None where labels are no classes.
     """
 
     metric: str
@@ -230,9 +229,9 @@ class AccuracyMeter:
 
 
 def _guessed(most: int, labels: np.ndarray) -> float | None:
-    """Return the share of labels ``[N]`` that are among the most frequent; None where all are."""
+    """Return the share of labels ``[N]`` that are among the most frequent; None where there are none."""
     counts = np.sort(np.unique(labels, return_counts=True)[1])
-    return float(counts[-most:].sum() / len(labels)) if len(counts) > most else None
+    return float(counts[-most:].sum() / len(labels)) if len(labels) else None
 
 
 def _judged(outputs: Outputs) -> np.ndarray:

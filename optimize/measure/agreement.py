@@ -10,7 +10,7 @@ import numpy as np
 from optimize import wording as form
 from optimize.distances import CAP_DB
 from optimize.errors import VerificationFailed
-from optimize.measure.distance import DistanceMeter, LostParts
+from optimize.measure.distance import Distance, DistanceMeter, LostParts
 from optimize.targets.arrays import is_float
 
 #: Why an output proves nothing; and decibels beside which so small a share of equal largest numbers is odd.
@@ -32,6 +32,7 @@ class Agreement:
         outputs: ``sqnr_db`` of each output by its name, in order; empty where there is one.
         lost: Outputs of which a part answers no better than zeros would, hidden by larger numbers, with which part.
         unproved: Outputs that a model might answer whatever it computes, with why, as the end of a sentence.
+        beside: Outputs of which decibels do not tell all, with the rest, as the end of a sentence about the artifact.
     """
 
     sqnr_db: float
@@ -41,6 +42,7 @@ class Agreement:
     outputs: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     unproved: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def caution(self) -> str:
@@ -57,7 +59,8 @@ class Agreement:
                 f"has the same largest number in {form.share(self.top1)} of samples alone, and stands at "
                 f"{form.decibels(self.sqnr_db)}: what answers have in common hides what tells them apart."
             )
-        return "".join(f"shows nothing in the output '{name}': it {why}." for name, why in [*self.unproved.items()][:1])
+        told = [f"shows nothing in the output '{name}': it {why}." for name, why in self.unproved.items()]
+        return next(iter([*told, *self.beside.values()]), "")
 
     @property
     def doubt(self) -> str:
@@ -97,6 +100,7 @@ class AgreementMeter:
     _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
     _lost: dict[str, LostParts] = field(default_factory=dict)
     _alike: dict[tuple[str, int], tuple[np.ndarray, int]] = field(default_factory=dict)
+    _types: dict[str, tuple[str, str]] = field(default_factory=dict)
     _same: int = 0
     _samples: int = 0
 
@@ -117,6 +121,7 @@ class AgreementMeter:
             meter = self._outputs.setdefault(name, DistanceMeter())
             meter.update(want, got)
             self._lost.setdefault(name, LostParts()).update(want, got)
+            self._types[name] = want.dtype.name, got.dtype.name
             for side, array in enumerate((want, got)):
                 self._alike[name, side] = _count_alike(self._alike.get((name, side)), array)
             if meter.not_finite:
@@ -140,7 +145,15 @@ class AgreementMeter:
             outputs={name: distance.sqnr_db for name, distance in named.items()} if len(named) > 1 else {},
             lost={name: told for name, parts in self._lost.items() if (told := parts.result())},
             unproved=unproved,
+            beside={name: told for name, distance in named.items() if (told := self._beside(name, distance))},
         )
+
+    def _beside(self, name: str, distance: Distance) -> str:
+        want, got = self._types[name]
+        if distance.undefined:
+            share = form.share(max(distance.undefined, 1e-4))
+            return f"answers NaN where the original does, {share} of the output '{name}': nothing is compared there."
+        return f"answers in {got} in the output '{name}', where the original answers in {want}." if want != got else ""
 
 
 def _count_alike(held: tuple[np.ndarray, int] | None, output: np.ndarray) -> tuple[np.ndarray, int]:

@@ -36,6 +36,7 @@ class Distance:
         first_range: Smallest and largest finite element in the first file; None where there is none.
         second_range: The same in the second file.
         not_finite: Elements that are NaN or infinite in one file and something else in the other.
+        undefined: Share of elements that are NaN in both.
     """
 
     sqnr_db: float
@@ -45,6 +46,7 @@ class Distance:
     first_range: tuple[float, float] | None
     second_range: tuple[float, float] | None
     not_finite: int
+    undefined: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -111,6 +113,8 @@ class DistanceMeter:
 
     fits: bool = True
     not_finite: int = 0
+    _size: int = 0
+    _undefined: int = 0
     _signal: float = 0.0
     _noise: float = 0.0
     _count: int = 0
@@ -140,9 +144,10 @@ class DistanceMeter:
     def _add(self, expected: np.ndarray, found: np.ndarray) -> None:
         """Add a part of a batch, in one row."""
         want, got = as_reals(expected).ravel(), as_reals(found).ravel()
-        finite = np.isfinite(want) & np.isfinite(got)
+        finite, undefined = np.isfinite(want) & np.isfinite(got), np.isnan(want) & np.isnan(got)
         # Equal infinities, such as masked logits, and NaN on both sides are agreement.
-        self.not_finite += int((~finite & (want != got) & ~(np.isnan(want) & np.isnan(got))).sum())
+        self.not_finite += int((~finite & (want != got) & ~undefined).sum())
+        self._size, self._undefined = self._size + want.size, self._undefined + int(undefined.sum())
         masks = finite & may_mask(want) & (want == got)
         told = finite & ~masks
         signal, difference = want[told], want[told] - got[told]
@@ -182,6 +187,7 @@ class DistanceMeter:
             first_range=self._ranges.get(0),
             second_range=self._ranges.get(1),
             not_finite=self.not_finite,
+            undefined=self._undefined / max(self._size, 1),
         )
 
     def _widen(self, side: int, values: np.ndarray) -> None:

@@ -10,11 +10,15 @@ difference of two models is, follows from their form alone (``optimize.measure.a
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import inspect
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -50,6 +54,7 @@ class Metric:
         tuned: The fields that the number behind an ``@`` of the name changes; None where there is none to say.
         package: The package that it needs; empty for nothing.
         guesses: How many classes an answer may name; 0 where labels are none.
+        code: What tells a user's own function from another; empty of this package's.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Metric:
     tuned: Callable[[float], Mapping[str, Any]] | None = None
     package: str = ""
     guesses: int = 0
+    code: str = ""
 
     def rows_of(self, outputs: Outputs, labels: np.ndarray) -> np.ndarray:
         """Return a row a sample, in one of the forms of this module.
@@ -269,8 +275,20 @@ def own(function: Any, name: str = "") -> Metric:
         "the user's own",
         higher_is_better=bool(getattr(function, "higher_is_better", True)),
         beside_original=bool(getattr(function, "beside_original", False)),
+        code=f"{_code_of(function)} {total and _code_of(total)}",
     )
     return made if total is None else replace(made, whole=partial(_own_figure, total, name))
+
+
+def _code_of(function: Any) -> str:
+    """Return which function it is and the SHA-256 of its file; where these do not tell all, a text that never returns.
+
+    Of what is made inside another function, or holds values, nobody knows by what it was made.
+    """
+    path = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    if path is None or "<" in function.__qualname__ or not Path(path).is_file():
+        return secrets.token_hex()
+    return f"{function.__module__}.{function.__qualname__} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
 
 
 def _own_rows(

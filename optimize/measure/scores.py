@@ -62,8 +62,8 @@ def among_the_largest(k: int, outputs: Outputs, labels: np.ndarray) -> np.ndarra
     classes = output.shape[1]
     if labels.size and (labels.min() < 0 or labels.max() >= classes):
         raise Misfit(f"labels go from {labels.min()} to {labels.max()}, the model has classes 0 to {classes - 1}")
-    if classes <= k > 1:
-        raise Misfit(f"the model has {classes} classes, so that none is missed")
+    if classes <= k:
+        raise Misfit(f"the model has {classes} of them, so that none is missed")
     if k == 1:
         return output.argmax(1) == labels
     largest = np.argsort(-as_reals(output), axis=1, kind="stable")[:, :k]
@@ -78,6 +78,8 @@ def right_pixels(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
     """
     output = first(outputs)
     _require(_are_integers(labels) and output.ndim == 4 and labels.shape == (len(output), *output.shape[2:]))
+    if output.shape[1] == 1:
+        raise Misfit("of one channel every pixel is of class 0, whatever it holds")
     valid = (labels >= 0) & (labels < output.shape[1])
     return np.stack([_per_sample((output.argmax(1) == labels) & valid), _per_sample(valid)], 1)
 

@@ -94,8 +94,8 @@ def assemble(
     plans = [variant.program.quantization for variant in variants]
     calibrations = [plan.calibration for plan in plans if plan is not None and plan.calibration is not None]
     doubt = datasets.doubt(eager.accuracy, model.program)
-    told = (*datasets.warnings, datasets.miscounted(eager.accuracy, model.program))
-    warned = (text for text in told if text not in doubt)
+    about_labels = (tell(eager.accuracy, model.program) for tell in (datasets.miscounted, datasets.left_out))
+    warned = (text for text in (*datasets.warnings, *about_labels) if text not in doubt)
     about = [*model.warnings, *model.program.notes, *warned, *dict.fromkeys(_about_passes(variants))]
     if datasets.synthetic and any(row.agreement is not None and not row.agreement.judged for row in others):
         what = "Files that round were not judged, because there was noise alone"
@@ -116,7 +116,7 @@ def assemble(
             size_bytes=_size_bytes(job.source),
         ),
         calibration=DataRecord.model_validate(calibrations[0]) if calibrations else None,
-        evaluation=_evaluation(datasets, eager),
+        evaluation=_evaluation(datasets, eager, whole=not model.program.batch),
         environment=machine,
         baseline=eager,
         rows=tuple(others),
@@ -137,11 +137,12 @@ def _size_bytes(source: object) -> int | None:
     return sum(file.stat().st_size for file in (owner.files(path) if owner else (path,)))
 
 
-def _evaluation(datasets: Datasets, eager: Row) -> DataRecord | None:
-    """Return what accuracies are of; of data whose length nobody knows, the samples that were judged."""
+def _evaluation(datasets: Datasets, eager: Row, *, whole: bool) -> DataRecord | None:
+    """Return what accuracies are of: the samples judged where batches are whole, or nobody knows how many there are."""
     if (data := datasets.evaluation) is None:
         return None
-    return DataRecord(source=data.name, samples=data.count or (eager.accuracy.samples if eager.accuracy else 0))
+    judged = eager.accuracy.samples if eager.accuracy else 0
+    return DataRecord(source=data.name, samples=judged if whole else data.count or judged)
 
 
 def _about_sizes(program: Program) -> Iterator[str]:

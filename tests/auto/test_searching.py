@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,6 +287,23 @@ def test_a_float_file_with_fewer_channels_keeps_what_is_asked_too(
     report = read_report(model.with_name("out") / "report.json")
     assert report.search is not None
     assert report.search.trials[1].outcome.startswith("misses") and len(report.rows) == 1
+
+
+def test_another_metric_of_the_same_name_is_another_search(
+    model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "first_choices", lambda names: iter(CHOICES[:1]))
+    monkeypatch.chdir(model.parent)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    images = np.load(model.with_name("data.npz"))["x"]
+    np.savez("scored.npz", x=images, y=np.zeros(len(images), np.int64))
+    for made, text in enumerate(("labels == 0", "labels == 0", "labels > 0")):
+        tried.clear()
+        Path("scored_by.py").write_text(f"def score(outputs, labels):\n    return {text}\n")
+        sys.modules.pop("scored_by", None)
+        importlib.invalidate_caches()
+        assert search(model, "--eval", "scored.npz", "--metric", "scored_by:score").exit_code == 0
+        assert tried == ([] if made == 1 else CHOICES[:1])
 
 
 def test_other_labels_are_another_search(model: Path, tried: list[FileChoice], monkeypatch: pytest.MonkeyPatch) -> None:

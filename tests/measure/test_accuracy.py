@@ -72,6 +72,13 @@ def test_pixel_accuracy_leaves_void_pixels_out() -> None:
     assert result.baseline == 1.0 and result.value == pytest.approx(14 / 15)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 2, 2), (4, 1)])
+def test_one_channel_is_no_choice_of_a_class(shape: tuple[int, ...]) -> None:
+    """The largest of one number is class 0, whatever it is: every file would be right, or void."""
+    with pytest.raises(Refused, match=r"of one channel|has 1 of them"):
+        score(np.ones(shape), -np.ones(shape), np.zeros((4, *shape[2:]), np.int64))
+
+
 @pytest.mark.parametrize("metric", [None, find("miou")])
 def test_labels_that_are_all_void_are_refused(metric: Metric | None) -> None:
     void, answers = np.full((4, 2, 2), 255), np.zeros((4, 3, 2, 2))

@@ -306,6 +306,19 @@ def test_columns_that_are_lost_beside_larger_ones_are_told(count: int, told: dic
     assert found is not None and found.sqnr_db > 50 and found.lost == told
 
 
+@pytest.mark.parametrize("way", ["types", "nan"])
+def test_what_decibels_leave_out_is_told(way: str) -> None:
+    want = np.arange(8, dtype=np.float32).reshape(4, 2)
+    got, told = want.astype(np.float16), "answers in float16 in the output 'y', where the original answers in float32."
+    if way == "nan":
+        got = want = np.where(want < 2, np.nan, want)
+        told = "answers NaN where the original does, 25.00 % of the output 'y': nothing is compared there."
+    meter = AgreementMeter()
+    meter.update([want], [got], ["y"])
+    found = meter.result()
+    assert found is not None and found.sqnr_db == 200 and not found.doubt and found.caution == told
+
+
 def test_a_part_that_is_lost_beside_larger_numbers_is_told() -> None:
     """Scores of 0 to 1 below places in pixels: without a score decibels are those of the places."""
     draw = np.random.default_rng(0)

@@ -43,12 +43,12 @@ def test_the_bound_reads_like_the_command_line() -> None:
 
 def judged(lost: int, gained: int, samples: int, right: float = 0.9) -> Quality:
     """What a file does that answers so many labels otherwise than the original, which is right on a share of them."""
-    expected, labels = np.zeros(samples, np.int64), np.zeros(samples, np.int64)
+    expected, labels = np.zeros(samples, np.int64), np.arange(samples) % 2
     expected[: samples - round(right * samples)] = 1
     found = expected.copy()
     found[:gained], found[samples - lost :] = 0, 1
     meter = AccuracyMeter()
-    meter.update({"y": np.eye(2)[expected]}, {"y": np.eye(2)[found]}, labels)
+    meter.update({"y": np.eye(2)[labels ^ expected]}, {"y": np.eye(2)[labels ^ found]}, labels)
     return Quality(Agreement(30.0, 0.1, None), meter.result())
 
 
@@ -116,7 +116,8 @@ def test_nothing_is_kept_beside_an_original_that_guesses() -> None:
     assert check(0.3, 0, labels).met is True and check(0.2, 90, labels).met is False
     mostly = np.where(np.arange(500) < 450, 0, 1)
     assert check(0.91, 0, mostly).met is None and check(0.96, 0, mostly).met is True
-    assert check(0.9, 0, np.zeros(500, np.int64)).met is True  # of one class there is nothing to guess
+    one = np.zeros(500, np.int64)  # of one class a file that is broken altogether may have all labels right
+    assert check(1.0, 0, one).met is None and check(1.0, 9, one).met is False
 
 
 def test_a_file_that_is_worse_by_twice_the_bound_hardly_ever_keeps_it() -> None:

@@ -1,6 +1,7 @@
 """Every metric of the table against a value computed by hand or by the field's own package."""
 
 import contextlib
+import importlib
 import io
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from optimize.cli import options
 from optimize.errors import Refused, UsageError
 from optimize.measure import detections
 from optimize.measure.accuracy import Accuracy, AccuracyMeter
-from optimize.measure.metrics import METRICS, find
+from optimize.measure.metrics import METRICS, find, own
 
 DRAWS = np.random.default_rng(0)
 
@@ -313,6 +314,20 @@ def test_a_function_of_the_user_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     assert (found.metric, found.value) == ("always", 1.0)
     with pytest.raises(Refused, match="cannot be called"):
         find("scoring:number")
+
+
+def test_what_a_function_of_the_user_is_known_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place and its file; what was made where nobody can look is another one each time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = []
+    for text in ("right", "right", "wrong"):
+        (tmp_path / "known_by.py").write_text(f"def score(outputs, labels):\n    return {text}\n")
+        sys.modules.pop("known_by", None)
+        importlib.invalidate_caches()
+        known.append(find("known_by:score").code)
+    assert known[0] == known[1] != known[2] and find("top1").code == ""
+    assert own(lambda outputs, labels: labels).code != own(lambda outputs, labels: labels).code
 
 
 @pytest.mark.parametrize("name", ["top5", "miou", "map", "recall@2", "cosine", "spearman", "psnr", "mae", "wer"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import optimize
 from optimize.errors import Refused
 from optimize.measure.worker import read_arrays, write_arrays
+from optimize.registry import find_target
 from optimize.targets.arrays import element_type, fitted, storable, to_array, to_tensor
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -67,11 +68,11 @@ def test_an_output_without_dimensions_keeps_none(target: str, tmp_path: Path) ->
     assert runner(x.numpy()).shape == ()
 
 
-@pytest.mark.parametrize("target", ["torchscript", "eager"])
+@pytest.mark.parametrize("target", ["torchscript", "eager", "openvino"])
 def test_a_bfloat16_file_is_called_on_tensors_and_arrays(target: str, tmp_path: Path) -> None:
     net = nn.Linear(4, 3).bfloat16().eval()
     program = optimize.capture(net, (torch.rand(2, 4).bfloat16(),))
-    runner = optimize.export(program, target, tmp_path / "net.file").load(threads=1)
+    runner = optimize.export(program, target, tmp_path / f"net{find_target(target).suffix}").load(threads=1)
     x = torch.rand(5, 4).bfloat16()
     found = runner(x)
     assert found.dtype is torch.bfloat16 and torch.allclose(found, net(x), atol=2e-2)

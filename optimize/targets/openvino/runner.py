@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from optimize.errors import Refused, TargetUnavailable
+from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, Runner
 
 INSTALL = "pip install openvino"
@@ -56,7 +57,12 @@ class OpenVINORunner(Runner):
         """Run on flat arrays, read where they lie; return flat arrays of their own."""
         if not hasattr(self._own, "request"):
             self._own.request = self.compiled.create_infer_request()
-        return list(self._own.request.infer(list(inputs), share_inputs=True).values())
+        found = self._own.request.infer(list(inputs), share_inputs=True).items()
+        # NumPy has no bfloat16: OpenVINO calls the same two bytes float16.
+        return [
+            array.view(element_type("bfloat16")) if port.element_type.get_type_name() == "bf16" else array
+            for port, array in found
+        ]
 
 
 def import_runtime() -> Any:
