@@ -83,6 +83,21 @@ def test_a_bound_no_choice_meets_is_said_first_and_ends_with_code_1(tmp_path: Pa
     assert "MISSED" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.parametrize(("asked", "met"), [({"min_accuracy": 90}, False), ({"max_drop": 0.5, "min_sqnr": 190}, None)])
+def test_what_must_be_reached_is_asked_of_a_float_file_too(
+    asked: dict[str, float], met: bool | None, tmp_path: Path
+) -> None:
+    """What may be lost is not: it loses nothing."""
+    module, data = fragile(), images(32)
+    labels = (module(data).argmax(1) + 1) % 2
+    report = optimize.optimize(
+        module, (data[:2],), passes=[], targets=["onnx"], out=tmp_path, evaluate=[(data, labels)], **asked
+    )
+    (row,) = report.rows
+    assert row.accuracy is not None and row.accuracy.value < 0.5
+    assert (row.bound.met if row.bound else None) is met and exit_code(report) == (1 if met is False else 0)
+
+
 def test_no_layer_is_paid_for_what_the_labels_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pictures of 180 are more than a point, and no evidence that half a point is lost."""
 

@@ -137,9 +137,11 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         both = zip(state.pair.models, fleet, strict=True)
         state.warnings += dict.fromkeys(f"'{model.name}': {note}" for model, found in both for note in found.notes)
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
-        metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
-        read = state.noted(batches)
-        state.qualities = judge(fleet, read, subjects=subjects, metric=metric, compare_only=True, noise=noise)
+        subjects = state.pair.models
+        state.qualities = judge(
+            fleet, state.noted(batches), subjects=subjects, metric=case.judged_by, compare_only=True,
+            noise=samples.noise, apart=samples.apart,
+        )  # fmt: skip
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         _judge_answers(state, samples, gone)
@@ -216,6 +218,7 @@ def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterato
     if not case.verify_on:
         return
     files = [model.artifact for model in pair.models]
+    samples = replace(samples, labelled=None) if samples.apart else samples
     batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
     (found,) = judge_elsewhere(case.verify_on, files, batches, subjects=pair.models)
     here = found[HERE].agreement

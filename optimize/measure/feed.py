@@ -159,6 +159,11 @@ class Asked:
         return fixed_batch(self.specs)
 
     @property
+    def apart(self) -> bool:
+        """Whether outputs are compared on other data than accuracy."""
+        return self.data is not None and self.labelled is not None
+
+    @property
     def noise(self) -> bool:
         """Whether there is nothing to judge on but noise."""
         return self.data is None and self.labelled is None
@@ -200,6 +205,8 @@ class Asked:
     def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
+        Where there is data of both kinds, that with labels comes first, and outputs are compared on the other alone.
+
         Args:
             seconds: After the first unlabelled sample, when there is no further one.
             batch: Samples in a run, where the files leave that free: as many as are timed, for a file may answer
@@ -208,16 +215,21 @@ class Asked:
         Returns:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
-        size, end = self.fixed_batch or batch, math.inf
-        samples = self._opened(self.labelled or self.data, size, labelled=self.labelled is not None)
-        most = sys.maxsize if self.labelled else DATA_SAMPLES
-        for number, (arrays, labels) in enumerate(read(samples, size, most, whole=self.fixed_batch is not None)):
-            if number and time.monotonic() > end:
-                return samples.count, True
-            if not number and not self.labelled:  # opening the data is no file's time
-                end = time.monotonic() + seconds
-            yield arrays, labels if self.labelled else None
-        return samples.count, False
+        size, whole, known = self.fixed_batch or batch, self.fixed_batch is not None, list[int | None]()
+        for source, labelled in ((self.labelled, True), (self.data, False)):
+            if source is None and (labelled or self.labelled is not None):
+                continue
+            samples, end = self._opened(source, size, labelled=labelled), math.inf
+            known.append(samples.count)
+            for number, (arrays, labels) in enumerate(
+                read(samples, size, sys.maxsize if labelled else DATA_SAMPLES, whole=whole)
+            ):
+                if number and time.monotonic() > end:
+                    return _sum(known), True
+                if not number and not labelled:  # opening the data is no file's time
+                    end = time.monotonic() + seconds
+                yield arrays, labels if labelled else None
+        return _sum(known), False
 
     def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:
         return open_samples(
@@ -231,6 +243,11 @@ class Asked:
             count=count,
             seed=self.seed,
         )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _noise(specs: Sequence[TensorSpec], batch: int, samples: int, seed: int) -> Iterator[Batch]:

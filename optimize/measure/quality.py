@@ -61,13 +61,18 @@ class Quality:
 
 
 class _Posed(NamedTuple):
-    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds, or by themselves."""
+    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds, or by themselves.
+
+    Where data is of two kinds, either its agreement or its accuracy counts.
+    """
 
     inputs: Sequence[np.ndarray]
     labels: np.ndarray | None
     made_up: bool
     counted: bool
     alone: bool = False
+    agrees: bool = True
+    scores: bool = True
 
 
 @dataclass
@@ -113,12 +118,12 @@ class _Judge:
             for wanted, found, entry in zip(expected, answers, asked, strict=True):
                 found = [found[place] for place in places] if len(places) == len(found) else found
                 alone = entry.alone and not self.rounded  # a few samples: among many others they would not be heard
-                counts = not alone and (entry.counted or not (entry.made_up and self.rounded))
+                counts = not alone and entry.agrees and (entry.counted or not (entry.made_up and self.rounded))
                 meter = self.agreement if counts else AgreementMeter()
                 meter.update(list(wanted.values()), found, list(wanted))
                 if alone and (distance := meter.result()) is not None:
                     self.alone.append(distance)
-                if not entry.made_up:
+                if not entry.made_up and entry.scores:
                     self.accuracy.update(wanted, dict(zip(wanted, found, strict=True)), entry.labels)
         except (WorkerFailed, VerificationFailed) as error:
             self.failure = str(error)
@@ -143,6 +148,7 @@ def judge(
     compare_only: bool = False,
     noise: bool = False,
     more_noise: Iterable[Batch] = (),
+    apart: bool = False,
 ) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
 
@@ -158,6 +164,7 @@ def judge(
         noise: Whether the batches are made up.
         more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first; each
             is judged by itself.
+        apart: Whether accuracy is of batches with labels alone, and agreement of those without.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
@@ -168,7 +175,11 @@ def judge(
     )
     for entry in others:
         entry.rounded |= baseline.rounded
-    asked = (_Posed(*batch, made_up=noise, counted=noise) for batch in batches)
+    asked = (
+        _Posed(*batch, noise, noise, agrees=not (apart and labelled), scores=not apart or labelled)
+        for batch in batches
+        for labelled in (batch[1] is not None,)
+    )
     more = (_Posed(*batch, made_up=True, counted=noise, alone=True) for batch in more_noise)
     specs = baseline.session.artifact.outputs
     for group in _together(itertools.chain(asked, more)):
@@ -179,7 +190,7 @@ def judge(
             return (Quality(failure=str(error)), *[Quality(failure=reason)] * len(others))
         expected = [_by_name(found, baseline.session.artifact) for found in answers]
         for wanted, given in zip(expected, group, strict=True):
-            if not given.made_up:
+            if not given.made_up and given.scores:
                 baseline.accuracy.update(wanted, wanted, given.labels)
         for entry in others:
             entry.update(expected, specs, group)

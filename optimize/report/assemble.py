@@ -11,6 +11,7 @@ from optimize import registry
 from optimize.dimensions import BATCH
 from optimize.errors import TargetUnavailable
 from optimize.job import Export, Job
+from optimize.measure.bound import Bound
 from optimize.measure.environment import Environment
 from optimize.measure.latency import MeasureResult
 from optimize.measure.quality import APART_DB, HERE, Quality
@@ -163,8 +164,10 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job, barred: str) -> Row
     if not barred:
         timing, quality = next(measured)
         cut = artifact.is_lossy
-        lossy = cut or entry.precision != "float32"  # which has nothing to give back
-        bound = job.bound.check(quality) if job.bound is not None and lossy else None
+        asked = job.bound or Bound()
+        if not cut and entry.precision == "float32":  # which loses nothing, and may not reach what is asked all the same
+            asked = Bound(min_accuracy=asked.min_accuracy)
+        bound = asked.check(quality) if asked.option else None
         row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})
     else:
         row = Row.not_run(artifact, f"not run: {barred}")

@@ -20,6 +20,7 @@ import numpy as np
 from optimize import wording as form
 from optimize.errors import UsageError
 from optimize.measure.environment import current
+from optimize.measure.feed import NOISE
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
 from optimize.report.artifacts import ratio_cell
@@ -110,7 +111,7 @@ class ReportComparison(SavedRecord):
         second: Path of the second one.
         measured: When each was.
         pairs: The artifacts.
-        differences: What differs between the machines, versions and settings, as (what, first, second).
+        differences: What differs between the machines, versions, settings and data, as (what, first, second).
         refusal: Why ratios of seconds are not stated; empty where they are.
     """
 
@@ -169,6 +170,7 @@ def compare_reports(first: Path, second: Path, *, force: bool = False, command: 
         pairs=tuple(_pair(entry, partner, stated=not refusal) for entry, partner in _joined(one, other)),
         differences=(
             *barring,
+            *_differing(*map(_judged_on, reports)),
             *_differing(*({"system": each.system, "Python": each.python} for each in machines)),
             *sorted(versions),
         ),
@@ -310,6 +312,14 @@ def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[s
     """Return what two records do not agree in, as (what, first, second)."""
     found = ((name, one.get(name, "absent"), other.get(name, "absent")) for name in {**one, **other})
     return [(name, before, after) for name, before, after in found if before != after]
+
+
+def _judged_on(report: AnyReport) -> dict[str, str]:
+    """Return what answers were judged on: accuracies of other data are no accuracies of the same files."""
+    if isinstance(report, BenchReport):
+        return {"judged on": report.data}
+    data, noun = report.evaluation or report.calibration, "labelled sample" if report.evaluation else "sample"
+    return {"judged on": f"{form.plural(data.samples, noun)} of {data.source}" if data else NOISE}
 
 
 def _settings(entries: Sequence[Entry]) -> dict[str, str]:

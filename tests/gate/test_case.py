@@ -186,6 +186,21 @@ def test_accuracy_decides_where_there_are_labels(tmp_path: Path, models: Models,
     assert found.time is None
 
 
+@pytest.mark.parametrize("given", ["eval", "data", "data eval"])
+def test_outputs_are_compared_on_the_samples_that_are_given_for_them(
+    given: str, tmp_path: Path, models: Models, measured: Models
+) -> None:
+    """Labelled pictures may be tame where the others are not."""
+    x = np.random.default_rng(0).uniform(-1, 1, (100, 3)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", x=x, y=x.argmax(1))
+    np.savez(tmp_path / "data.npz", x=40 * x)
+    measured(1.0)
+    models(base={}, candidate={"clips": 3.0})
+    found = check(tmp_path, min_sqnr=30, **{name: str(tmp_path / f"{name}.npz") for name in given.split()})
+    assert found.verdict is (Verdict.FAIL if "data" in given else Verdict.PASS)
+    assert (found.accuracy.samples if found.accuracy else 0) == (100 if "eval" in given else 0)
+
+
 @pytest.mark.parametrize(("wrong", "verdict"), [(2, "inconclusive"), (30, "fail"), (0, "pass")])
 def test_points_that_few_labels_cannot_tell_are_inconclusive(
     wrong: int, verdict: str, tmp_path: Path, models: Models, measured: Models, monkeypatch: pytest.MonkeyPatch

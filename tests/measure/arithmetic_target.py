@@ -30,7 +30,7 @@ class Clock:
 
 
 class Arithmetic(Runner):
-    """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
+    """Returns ``factor * x``, of which it clips ``x`` at ``clips``, after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
 
     From call ``forgets_at`` it returns zeros, from call ``marks_at`` it writes into its input. ``takes_s`` is what the
     clocks of its process say of a run, however long it is. As many threads as ``meets`` says return from a run
@@ -62,7 +62,7 @@ class Arithmetic(Runner):
             count = self.behaviour["meets"]
             MEETINGS.setdefault(count, threading.Barrier(count)).wait(PATIENCE_S)
         factor = 0.0 if self.calls >= self.behaviour.get("forgets_at", np.inf) else self.behaviour.get("factor", 1.0)
-        found = inputs[0] * np.float32(factor)
+        found = inputs[0].clip(-(most := self.behaviour.get("clips", np.inf)), most) * np.float32(factor)
         if self.calls >= self.behaviour.get("marks_at", np.inf):
             inputs[0][...] = 12345.0
         return [found]

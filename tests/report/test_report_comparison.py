@@ -14,7 +14,7 @@ from optimize.measure.accuracy import Accuracy
 from optimize.report import markdown
 from optimize.report.document import Grid
 from optimize.report.files import save
-from optimize.report.model import Report, StrictRecord
+from optimize.report.model import DataRecord, Report, StrictRecord
 from optimize.report.report_comparison import Entry, ReportComparison, _joined, compare_reports, read_any, tell_reports
 from tests.report.benchmarks import benchmark
 from tests.report.test_golden import compare, on_console
@@ -99,6 +99,13 @@ def test_other_settings_are_refused_too(report: Report, tmp_path: Path) -> None:
     found = compare_reports(saved(report, tmp_path / "a.json"), saved(other, tmp_path / "b.json"))
     assert "the settings differs." in found.refusal
     assert ("settings", "1 thread, batch 1", "4 threads, batch 1") in found.differences
+
+
+def test_answers_that_were_judged_on_other_data_are_told(report: Report, tmp_path: Path) -> None:
+    other = report.model_copy(update={"evaluation": DataRecord(source="other.npz", samples=20)})
+    found = compare_reports(saved(report, tmp_path / "a.json"), saved(other, tmp_path / "b.json"))
+    assert [row[::2] for row in found.differences] == [("judged on", "20 labelled samples of other.npz")]
+    assert not found.refusal
 
 
 def test_benchmarks_are_joined_by_scenario_with_their_own_rounds(tmp_path: Path) -> None:
