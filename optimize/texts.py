@@ -121,20 +121,23 @@ def _load_toml(text: str) -> dict[str, Any]:
     """Load a document whose keys have as many parts as people write: what is kept of one grows with their square."""
     if sum(line.count(".") ** 2 for line in text.split("\n")) > _MOST_BEGINNINGS:
         raise ValueError("a line has thousands of dots")
-    return tomllib.loads(text)
+    found: dict[str, Any] = _usable(tomllib.loads(text))
+    return found
 
 
-def _encodable(found: Any) -> Any:
-    """Return what was read, if it can be written again: an escape for half a character is none.
+def _usable(found: Any) -> Any:
+    """Return what was read, if it can be written again and counted with: an escape for half a character cannot.
 
     Raises:
-        ValueError: It holds one.
+        ValueError: It holds one, or a whole number of more digits than anybody means.
     """
     waiting = [found]
     while waiting:  # each text on its own: one wide letter makes the whole four times as long
         part = waiting.pop()
         if isinstance(part, str):
             part.encode()
+        elif isinstance(part, int) and abs(part) >= 10**MOST_DIGITS:
+            raise ValueError(f"a number has more than {MOST_DIGITS} digits")
         waiting += [*part, *part.values()] if isinstance(part, dict) else part if isinstance(part, list) else ()
     return found
 
@@ -147,7 +150,7 @@ def _load_json(text: str) -> Any:
     found = json.loads(
         text, parse_constant=_no_constant, parse_float=read_finite, parse_int=read_whole, object_pairs_hook=_no_repeats
     )
-    return _encodable(found) if _HALF.search(text) else found
+    return _usable(found) if _HALF.search(text) else found
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -182,7 +185,7 @@ def _load_yaml(text: str) -> Any:
         if node is None:
             return None
         _count(node, {})
-        return _encodable(loader.construct_document(node))
+        return _usable(loader.construct_document(node))
     finally:
         loader.dispose()
 

@@ -123,7 +123,7 @@ def _desk(context: click.Context, work: Path, closing: contextlib.ExitStack) -> 
 
 def _own_configuration(named: Path | None) -> dict[str, Any]:
     """Return what the folder's own configuration of a check says; one that is named as an option runs no code."""
-    with contextlib.suppress(OptimizeError, KeyError, TypeError):
+    with contextlib.suppress(OptimizeError, KeyError, TypeError, ValueError):
         content = read_toml(Path("pyproject.toml")) if named is None else {}
         return dict(content["tool"]["optimize"]["check"])
     return {}

@@ -588,8 +588,13 @@ def test_torch_caches_where_nobody_else_writes(tmp_path: Path) -> None:
 
 def test_a_check_of_a_configuration_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for more, confined in (("", True), ('data = "package.data:images"\n', False)):
-        Path("pyproject.toml").write_text(f'[tool.optimize.check]\n{more}cases = [{{ base = "a.onnx" }}]\n')
+    case = 'cases = [{ base = "a.onnx" }]\n'
+    for text, confined in (
+        (f"[tool.optimize.check]\n{case}", True),
+        (f'[tool.optimize.check]\ndata = "package.data:images"\n{case}', False),
+        ('[tool.optimize]\ncheck = ["abc"]\n', True),  # which is refused
+    ):
+        Path("pyproject.toml").write_text(text)
         assert is_confined("check", monkeypatch) is confined
 
 
