@@ -103,7 +103,9 @@ def test_what_may_come_in_another_order_is_not_held_back(program: Program, tmp_p
 
 def test_samples_that_fill_no_batch_are_left_out_alone_and_told() -> None:
     """Those of another length in the middle end no judging, and what was not judged is not counted."""
-    net = optimize.capture(nn.Linear(4, 3).eval(), (torch.rand(2, 5, 4),), dynamic_batch=False, dynamic={"input": {1: "n"}})
+    net = optimize.capture(
+        nn.Linear(4, 3).eval(), (torch.rand(2, 5, 4),), dynamic_batch=False, dynamic={"input": {1: "n"}}
+    )
     lengths = [3, 3, 5, 3, 3, 7, 7, 7]
     batches = [(torch.rand(1, length, 4), torch.zeros(1, length, 3)) for length in lengths]
     counted = replace(open_data(batches, inputs=sample_specs(net), labelled=True, classes=False), count=8)

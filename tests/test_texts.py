@@ -73,7 +73,9 @@ def test_yaml_has_texts_numbers_lists_and_mappings_alone(text: str) -> None:
         parse_yaml(f"a: {text}", source="it")
 
 
-@pytest.mark.parametrize("text", [f"a = {'9' * 5000}", f"a = [0x{'f' * 60}]", "a = " + "[" * 5000, "a = \0", "a = 1\na = 2"])
+@pytest.mark.parametrize(
+    "text", [f"a = {'9' * 5000}", f"a = [0x{'f' * 60}]", "a = " + "[" * 5000, "a = \0", "a = 1\na = 2"]
+)
 def test_toml_that_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(text)
     with pytest.raises(UsageError, match="is not TOML"):

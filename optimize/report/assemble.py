@@ -165,7 +165,7 @@ def _row(entry: Export, measured: Iterator[tuple], job: Job, barred: str) -> Row
         timing, quality = next(measured)
         cut = artifact.is_lossy
         asked = job.bound or Bound()
-        if not cut and entry.precision == "float32":  # which loses nothing, and may not reach what is asked all the same
+        if not cut and entry.precision == "float32":  # it loses nothing, and may not reach what is asked all the same
             asked = Bound(min_accuracy=asked.min_accuracy)
         bound = asked.check(quality) if asked.option else None
         row = Row.measured(artifact, timing, quality, lossy=cut).model_copy(update={"bound": bound})

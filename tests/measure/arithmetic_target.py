@@ -30,9 +30,9 @@ class Clock:
 
 
 class Arithmetic(Runner):
-    """Returns ``factor * x``, of which it clips ``x`` at ``clips``, after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
+    """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
 
-    From call ``forgets_at`` it returns zeros, from call ``marks_at`` it writes into its input. ``takes_s`` is what the
+    It takes ``x`` beyond ``clips`` for that. From call ``forgets_at`` it returns zeros, from call ``marks_at`` it writes into its input. ``takes_s`` is what the
     clocks of its process say of a run, however long it is. As many threads as ``meets`` says return from a run
     together.
     """
