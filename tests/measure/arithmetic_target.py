@@ -32,9 +32,9 @@ class Clock:
 class Arithmetic(Runner):
     """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
 
-    It takes ``x`` beyond ``clips`` for that. From call ``forgets_at`` it returns zeros, from call ``marks_at`` it writes into its input. ``takes_s`` is what the
-    clocks of its process say of a run, however long it is. As many threads as ``meets`` says return from a run
-    together.
+    It takes ``x`` beyond ``clips`` for that. From call ``forgets_at`` it returns zeros, from call ``marks_at`` it
+    writes into its input. ``takes_s`` is what the clocks of its process say of a run, however long it is. As many
+    threads as ``meets`` says return from a run together.
     """
 
     def __init__(self, artifact: Artifact) -> None:
