@@ -233,8 +233,10 @@ class Datasets:
             if meter.is_void:
                 continue
             found = meter.result() if meter.metric and meter.metric.guesses else None
-            if found is None or found.samples >= (_MOST_TRIED if found.no_better else _FEW_TRIED):
-                return self.doubt(found, program)
+            in_order = found is not None and found.guessed == 1.0  # of one class: those of others come behind
+            tried = _MOST_TRIED if found and found.no_better and not in_order else _FEW_TRIED
+            if found is None or found.samples >= tried:
+                return "" if in_order else self.doubt(found, program)
         return self.doubt(meter.result(), program)
 
 

@@ -169,11 +169,15 @@ def echo() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("shift", "tried", "told"),
-    [(0, 32, ""), (1, 256, "The original has 0.00 % of 256 labels right, and always naming the most frequent of them")],
+    ("shift", "run_of", "tried", "told"),
+    [
+        (0, 1, 32, ""),
+        (1, 1, 256, "The original has 0.00 % of 256 labels right, and always naming the most frequent of them"),
+        (0, 75, 32, ""),  # by class, one behind the other
+    ],
 )
 def test_an_original_that_guesses_is_told_before_files_are_made(
-    shift: int, tried: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shift: int, run_of: int, tried: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was said at the end, behind minutes of searches; one that does more is tried on a few labels alone."""
 
@@ -188,7 +192,7 @@ def test_an_original_that_guesses_is_told_before_files_are_made(
     counted: list[int] = []
     monkeypatch.setattr(datasets, "AccuracyMeter", Counting)
     monkeypatch.setattr(workflow, "write_baseline", start)
-    classes = np.arange(300) % 4
+    classes = np.arange(300) // run_of % 4
     np.savez(tmp_path / "eval.npz", x=np.eye(4, dtype=np.float32)[classes], y=(classes + shift) % 4)
     words = ["tests.cli.test_run:echo", "--to", "onnx", "--eval", tmp_path / "eval.npz", "--out", tmp_path / "out"]
     done = CliRunner().invoke(run, list(map(str, words)))
