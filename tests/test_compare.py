@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
+import openvino
 import pytest
 
 from optimize.errors import Refused
+from optimize.gate.case import Opening, check
+from optimize.gate.limits import Case, Settings
+from optimize.gate.verdict import Verdict
 from optimize.progress import silent
 from optimize.report import layers
 from optimize.sandbox import Answer
@@ -40,6 +45,34 @@ def test_a_spoilt_layer_is_named_drawn_and_ends_in_1(
     done = typed("compare", first, good, "--layers", "--threshold", 25, *data, "--out", tmp_path / "c.svg")
     assert done.returncode == 0 and "Nothing goes wrong" in done.stdout, done.stderr
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_outputs_go_by_their_names(suffix: str, tmp_path: Path, typed: Typed) -> None:
+    """Who asks a runtime for 'scores' gets them by name, wherever they stand."""
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 16])
+    ends = {
+        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 16])
+        for name in ("scores", "boxes")
+    }
+    made = {}
+    for name, order, operators in (
+        ("first", ("scores", "boxes"), ("Sin", "Exp")),
+        ("turned", ("boxes", "scores"), ("Sin", "Exp")),
+        ("exchanged", ("boxes", "scores"), ("Exp", "Sin")),  # the same as the first by place
+    ):
+        nodes = [onnx.helper.make_node(kind, ["x"], [end]) for kind, end in zip(operators, ends, strict=True)]
+        graph = onnx.helper.make_graph(nodes, "g", [given], [ends[end] for end in order])
+        file = tmp_path / f"{name}.onnx"
+        onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), file)
+        if suffix == ".xml":
+            openvino.save_model(openvino.convert_model(file), file.with_suffix(suffix), compress_to_fp16=False)
+        made[name] = file.with_suffix(suffix)
+    for other, code in (("turned", 0), ("exchanged", 1)):
+        done = typed("compare", made["first"], made[other], "--min-sqnr", 30)
+        assert done.returncode == code, done.stdout + done.stderr
+    case = Case(base=str(made["first"]), candidate=str(made["exchanged"]), max_seconds=5.0)
+    assert check(case, Settings(cases=(case,)), Opening(tmp_path)).verdict is Verdict.FAIL
 
 
 def test_noise_judges_no_file_that_rounds(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:

@@ -21,7 +21,7 @@ from optimize.measure.agreement import same_largest
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import read
 from optimize.measure.openers import Side
-from optimize.measure.subjects import MODULE
+from optimize.measure.subjects import MODULE, in_order_of, other_outputs
 from optimize.progress import Progress, silent
 from optimize.registry import find_target
 from optimize.targets.base import Basis, FileValues, Shared
@@ -163,11 +163,12 @@ def compare(
     values = [_values(side) for side in (first, second)] if layers else []
     outputs, top1, samples = _outputs(first, second, given, progress)
     judged = judged and not all(output.distance.is_empty for output in outputs)
+    named = [*filter(None, [other_outputs(first.subject, second.subject)])]
     if not layers:
-        return Distances(outputs, top1, samples, threshold_db, judged=judged)
+        return Distances(outputs, top1, samples, threshold_db, notes=tuple(named), judged=judged)
     pairs, distances, others, seen = _between((first, second), values, given, progress)
     tensors = _tensors(values[1], pairs, distances, threshold_db)
-    notes = [_EMULATED, *(_fused_note(outputs, tensors, threshold_db) if judged else ())]
+    notes = [*named, _EMULATED, *(_fused_note(outputs, tensors, threshold_db) if judged else ())]
     if not judged:
         tensors = tuple(replace(tensor, state="not judged") for tensor in tensors)
     if others:
@@ -201,8 +202,9 @@ def _outputs(
     meters: list[DistanceMeter] = []
     same, samples, ranked = 0, 0, 0
     paths = [side.subject.artifact.path for side in (first, second)]
+    specs, others = (side.subject.artifact.outputs for side in (first, second))
     for arrays in _inputs((first, second), given, OUTPUT_SAMPLES):
-        want, got = first.run(arrays), second.run(arrays)
+        want, got = first.run(arrays), in_order_of(specs, others, second.run(arrays))
         _check_outputs(paths, want, got)
         meters = meters or [DistanceMeter() for _ in want]
         for meter, one, other in zip(meters, want, got, strict=True):
@@ -218,9 +220,7 @@ def _outputs(
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
     if not samples:
         raise Refused(f"'{given.name}' gives no samples.")
-    names = [spec.name for spec in first.subject.artifact.outputs] or [
-        f"output_{index}" for index in range(len(meters))
-    ]
+    names = [spec.name for spec in specs] or [f"output_{index}" for index in range(len(meters))]
     outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
     return tuple(outputs), same / ranked if ranked else None, samples
 

@@ -18,7 +18,7 @@ from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
 from optimize.measure.metrics import Metric
 from optimize.measure.scores import Outputs
-from optimize.measure.subjects import Subject, fixed_batch, places_of
+from optimize.measure.subjects import Subject, fixed_batch, in_order_of
 from optimize.measure.worker import UNSTEADY
 from optimize.progress import Progress
 from optimize.targets.arrays import count_samples, digest
@@ -114,9 +114,9 @@ class _Judge:
         numbers = sum(array.size for outputs in expected for array in outputs.values())
         try:
             answers = self.outputs([entry.inputs for entry in asked], numbers)
-            places = places_of(specs, self.session.artifact.outputs)
-            for wanted, found, entry in zip(expected, answers, asked, strict=True):
-                found = [found[place] for place in places] if len(places) == len(found) else found
+            own = self.session.artifact.outputs
+            for wanted, answered, entry in zip(expected, answers, asked, strict=True):
+                found = in_order_of(specs, own, answered)
                 alone = entry.alone and not self.rounded  # a few samples: among many others they would not be heard
                 counts = not alone and entry.agrees and (entry.counted or not (entry.made_up and self.rounded))
                 meter = self.agreement if counts else AgreementMeter()

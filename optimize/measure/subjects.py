@@ -290,6 +290,14 @@ def places_of(wanted: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> tupl
     return tuple(map(names.index, asked)) if is_named else tuple(range(len(specs)))
 
 
+def in_order_of(
+    wanted: Sequence[TensorSpec], specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return a file's outputs in the order of another's: by name where both have the same names, else as they are."""
+    places = places_of(wanted, specs)
+    return [outputs[place] for place in places] if len(places) == len(outputs) else list(outputs)
+
+
 def _given(input_shape: str, known: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the inputs that ``--input-shape`` describes, a free batch in front, checked against what is known."""
     from optimize.data.samples import draw_inputs

@@ -29,14 +29,15 @@ _CEILING_DB = 150.0
 
 
 def best_float32(report: Report) -> Row | None:
-    """Return the fastest float32 row, the baseline included: what a user has without any loss."""
+    """Return the fastest float32 row, the baseline included: what a user has without fewer bits, cut or not."""
     rows = [row for row in (report.baseline, *report.rows) if row.precision == "float32" and is_timed(row)]
     return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 
 def fastest(report: Report) -> Row | None:
-    """Return the fastest artifact that was measured and answers like the original; None where nothing shows that."""
+    """Return the fastest artifact that answers like the original and misses nothing asked; None where none is shown."""
     rows = [row for row in report.rows if is_timed(row) and agrees(row) and not report.doubt]
+    rows = [row for row in rows if row.bound is None or row.bound.met is not False]
     return min(rows, key=lambda row: cost_s(row.latency), default=None)
 
 

@@ -8,6 +8,7 @@ and agreement are compared whatever the machine.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Siz
 FIRST_TO_GO = ("Memory", "Over its first", "Size", "SQNR")
 #: Samples of a run's report have no rounds: so many pieces in order of time stand for them.
 _PIECES = 40
+#: Restarts of a file, and rounds of all of them, that are drawn one by one: a thousand numbers are held for each.
+_MOST_RESTARTS, _MOST_ROUNDS = 200, 8_000
 _HISTORY = (
     "Both were measured at different times: the intervals do not cover what changed on the machine between them. "
     "For a verdict run both files side by side: optimize bench A B, or optimize check A B."
@@ -257,15 +260,22 @@ def _judged_db(row: Row | BenchRow) -> float | None:
 
 def _ratio(one: Entry, other: Entry) -> Speedup | None:
     """Return how many times faster the other is; None where one was not timed, or its seconds are none to divide by."""
-    sides = [
-        [rounds for rounds in ([part for part in rounds if part.size] for rounds in entry.restarts) if rounds]
-        for entry in (one, other)
-    ]
+    sides = [_few(entry.restarts) for entry in (one, other)]
     if not one.median_s or not other.median_s or not all(sides):
         return None
     with np.errstate(all="ignore"):
         figures = one.median_s / other.median_s, *ratio_interval(*sides, seed=0)
     return Speedup(*figures) if all(map(math.isfinite, figures)) else None
+
+
+def _few(restarts: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Return the rounds of each restart that hold samples; of more than anybody measures, neighbours as one."""
+    held = [rounds for rounds in ([part for part in rounds if part.size] for rounds in restarts) if rounds]
+    if len(held) > _MOST_RESTARTS:
+        ends = np.linspace(0, len(held), _MOST_RESTARTS + 1).astype(int)
+        held = [[*itertools.chain.from_iterable(held[start:end])] for start, end in itertools.pairwise(ends)]
+    most = max(1, _MOST_ROUNDS // max(len(held), 1))
+    return [rounds if len(rounds) <= most else np.array_split(np.concatenate(rounds), most) for rounds in held]
 
 
 def _entries(report: AnyReport) -> Iterator[Entry]:

@@ -76,9 +76,9 @@ class Support:
 
 #: What many a row of ``Support`` holds.
 FLOATS, HALVES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
-#: What NumPy calls the elements of arrays that are given to files of others, and dimensions that arrays have at most.
+#: Elements of arrays that are given to files of others, by NumPy's names, and dimensions that arrays have at most.
 NUMBERS = frozenset(
-    {"bool", "int8", "uint8", *(f"{of}{bits}" for of in ("int", "uint", "float") for bits in (16, 32, 64))}
+    {"bool", "int8", "uint8", "bfloat16", *(f"{of}{bits}" for of in ("int", "uint", "float") for bits in (16, 32, 64))}
 )
 MOST_DIMENSIONS = 64
 #: How much work and memory a file may ask for by itself before ``--trust`` is needed. Nodes that are executed, each as

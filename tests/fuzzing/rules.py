@@ -150,13 +150,13 @@ def open_openvino(path: Path, here: Here) -> None:
     Raises:
         OptimizeError: It is refused.
     """
-    from optimize.targets.openvino.reading import check_ir, inputs_here
+    from optimize.targets.openvino.reading import check_ir, ends_here
     from optimize.targets.openvino.runner import import_runtime
 
     here.belongs("user")
     check_ir(path)
     here.belongs("confined")
-    inputs_here(path)
+    ends_here(path)
     if here.deep:
         try:
             import_runtime().Core().compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": 1})

@@ -15,7 +15,7 @@ from optimize.load.taking import take_over
 from optimize.measure.openers import Opening
 from optimize.regular import read_bytes
 from optimize.targets.onnx.reading import read_checked
-from optimize.targets.openvino.reading import inputs_here
+from optimize.targets.openvino.reading import ends_here
 from tests.fuzzing import honest, networks, zips
 
 
@@ -119,4 +119,4 @@ def test_description_whose_input_has_no_name(tmp_path: Path) -> None:
     (tmp_path / "m.xml").write_text(text)
     (tmp_path / "m.bin").write_bytes(files["model.bin"])
     with pytest.raises(Refused, match="OpenVINO cannot tell what"):
-        inputs_here(tmp_path / "m.xml")
+        ends_here(tmp_path / "m.xml")

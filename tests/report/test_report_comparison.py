@@ -15,7 +15,15 @@ from optimize.report import markdown
 from optimize.report.document import Grid
 from optimize.report.files import save
 from optimize.report.model import DataRecord, Report, StrictRecord
-from optimize.report.report_comparison import Entry, ReportComparison, _joined, compare_reports, read_any, tell_reports
+from optimize.report.report_comparison import (
+    Entry,
+    ReportComparison,
+    _few,
+    _joined,
+    compare_reports,
+    read_any,
+    tell_reports,
+)
 from tests.report.benchmarks import benchmark
 from tests.report.test_golden import compare, on_console
 
@@ -144,6 +152,14 @@ def test_joining_takes_time_with_the_rows_and_not_their_square() -> None:
 def test_a_run_and_a_benchmark_can_be_laid_side_by_side(report: Report, tmp_path: Path) -> None:
     found = compare_reports(saved(report, tmp_path / "a.json"), saved(benchmark(), tmp_path / "b.json"), force=True)
     assert {pair.only_in for pair in found.pairs} == {"first", "second"}
+
+
+@pytest.mark.parametrize("restarts", [1, 300])
+def test_more_rounds_than_anybody_measures_take_no_more_memory(restarts: int) -> None:
+    samples = np.arange(60_000.0)
+    found = _few([np.array_split(part, 60_000 // restarts) for part in np.array_split(samples, restarts)])
+    assert len(found) <= 200 and sum(map(len, found)) <= 8_000
+    assert np.array_equal(np.concatenate([part for rounds in found for part in rounds]), samples)
 
 
 def test_samples_that_are_none_make_no_ratio(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from optimize.measure.bound import BoundCheck
 from optimize.measure.clock import Choice
 from optimize.measure.runs import Clock, Speedup
 from optimize.records import Skip
@@ -94,6 +95,13 @@ def test_the_fastest_is_held_against_others_alone_and_a_tie_is_said(report: Repo
     assert told[1].endswith("model.int8.onnx; as fast, within the intervals: onnx float32")
     assert dict(artifacts.cards(tied))["Fastest artifact"].detail in told[1]
     assert "within the intervals" not in dict(artifacts.winner(report))["Fastest"]
+
+
+def test_a_file_that_misses_what_was_asked_is_not_the_fastest(report: Report) -> None:
+    plain, integers, *_ = report.rows
+    missed = integers.model_copy(update={"bound": BoundCheck("at most 0.1 points lost", "−20 points", met=False)})
+    assert artifacts.fastest(report) is integers
+    assert artifacts.fastest(report.model_copy(update={"rows": (plain, missed)})) is plain
 
 
 def test_headline_without_accuracy_speaks_of_agreement_and_without_rows_says_nothing(report: Report) -> None:

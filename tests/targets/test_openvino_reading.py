@@ -19,7 +19,7 @@ from optimize.measure.openers import Opening
 from optimize.profile.artifacts import profile_file
 from optimize.targets.openvino import description
 from optimize.targets.openvino.description import Body
-from optimize.targets.openvino.reading import check_ir, inputs_of, read_model
+from optimize.targets.openvino.reading import check_ir, ends_of, read_model
 
 ov = pytest.importorskip("openvino")
 
@@ -293,9 +293,10 @@ FORGED = {
 
 @pytest.mark.parametrize("answer", FORGED.values(), ids=FORGED)
 def test_what_a_child_says_that_a_file_takes(answer: object, honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "call", lambda *_, **__: sandbox.Answer(answer, ()))
-    with pytest.raises(Refused, match="gave no answer"):
-        inputs_of(honest)
+    for told in ([answer, []], [[], answer], answer):
+        monkeypatch.setattr(sandbox, "call", lambda *_, told=told, **__: sandbox.Answer(told, ()))
+        with pytest.raises(Refused, match="gave no answer"):
+            ends_of(honest)
 
 
 def test_a_layer_of_an_extension_loads_nothing(honest: Path, tmp_path: Path) -> None:

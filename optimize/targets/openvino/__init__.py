@@ -183,7 +183,7 @@ $feeds
         Raises:
             Refused: They are no IR, or ask for too much.
         """
-        from optimize.targets.openvino.reading import check_ir, inputs_of
+        from optimize.targets.openvino.reading import check_ir, ends_of
         from optimize.targets.packaging import describe_file, of_chance
 
         said = check_ir(path, trust=trust)
@@ -192,7 +192,8 @@ $feeds
         found = replace(found, cpu=cpu, precision=said.precision, notes=of_chance(said.of_chance))
         found = replace(found, preprocess=said.preprocess, included=said.included, settings=self._settings)
         try:
-            return replace(found, inputs=inputs_of(path, trust=trust))
+            inputs, outputs = ends_of(path, trust=trust)
+            return replace(found, inputs=inputs, outputs=outputs)
         except OptimizeError as error:
             return replace(found, missing=error.what.rstrip("."))
 

@@ -6,6 +6,7 @@ of an extension ends in OpenVINO's own error.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -71,8 +72,12 @@ def read_model(path: Path) -> Any:
         return reader.read_model(path, *[weights] if weights.is_file() else [])
 
 
-def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
-    """Return what a checked description takes, read in a confined process: OpenVINO's reader crashes over odd files.
+#: What a file takes and what it gives.
+Ends = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+
+
+def ends_of(path: Path, *, trust: bool = False) -> Ends:
+    """Return what a checked description takes and gives, read in a confined process: OpenVINO's reader crashes.
 
     Args:
         path: The ``.xml``.
@@ -83,25 +88,28 @@ def inputs_of(path: Path, *, trust: bool = False) -> tuple[TensorSpec, ...]:
         Refused: OpenVINO cannot read it, crashed over it, or was made to say what is no answer.
     """
     answer = sandbox.call(
-        "optimize.targets.openvino.reading:read_inputs",
+        "optimize.targets.openvino.reading:read_ends",
         {"path": str(path.resolve())},
         about=f"'{shown(path)}'",
         limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
         confined=not trust,
     )
     try:
-        return tuple(TensorSpec.told(*entry) for entry in answer.value)
+        takes, gives = (tuple(TensorSpec.told(*entry) for entry in end) for end in answer.value)
     except (TypeError, ValueError) as error:
         raise Refused(f"The process that opened '{shown(path)}' gave no answer.", hint=HINT) from error
+    return takes, gives
 
 
-def read_inputs(folder: Path, tell: Any, path: str) -> list[tuple[Any, ...]]:
-    """Return what `inputs_here` does as plain data."""
-    return [(spec.name, spec.shape, spec.dtype) for spec in inputs_here(Path(path))]
+def read_ends(folder: Path, tell: Any, path: str) -> list[list[tuple[Any, ...]]]:
+    """Return what `ends_here` does as plain data."""
+    return [[(spec.name, spec.shape, spec.dtype) for spec in end] for end in ends_here(Path(path))]
 
 
-def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
-    """Return what a description takes, read in this process; a free size is ``?``.
+def ends_here(path: Path) -> Ends:
+    """Return what a description takes and gives, read in this process; a free size is ``?``.
+
+    What it gives is empty where one of it has no name, no known number of dimensions or no type of arrays.
 
     Raises:
         TargetUnavailable: OpenVINO is not installed.
@@ -116,12 +124,17 @@ def inputs_here(path: Path) -> tuple[TensorSpec, ...]:
     odd = next((spec.name for spec in specs if spec.dtype not in NUMBERS or len(spec.shape) > MOST_DIMENSIONS), None)
     if odd is not None:
         raise Refused(f"'{shown(path)}' takes '{shown(odd)}'; only tensors of numbers can be given here.")
-    return specs
+    gives: tuple[TensorSpec, ...] = ()
+    with contextlib.suppress(Exception):  # OpenVINO's, which have no base class of their own
+        gives = tuple(_spec(port) for port in model.outputs)
+    return specs, gives if all(spec.dtype in NUMBERS for spec in gives) else ()
 
 
 def _spec(port: Any) -> TensorSpec:
     sizes = [dim.get_length() if dim.is_static else "?" for dim in port.get_partial_shape()]
-    return TensorSpec(port.get_any_name(), tuple(sizes), np.dtype(port.get_element_type().to_dtype()).name)
+    kind = port.get_element_type()
+    dtype = "bfloat16" if kind.get_type_name() == "bf16" else np.dtype(kind.to_dtype()).name
+    return TensorSpec(port.get_any_name(), tuple(sizes), dtype)
 
 
 class _Check:
