@@ -15,6 +15,7 @@ from typing import IO
 
 from optimize import keeping
 from optimize.errors import Refused, UsageError
+from optimize.regular import shown
 
 #: What the system says of a place that is not ours to write to, whoever tries.
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EROFS, errno.EPERM, errno.EBUSY, errno.ETXTBSY})
@@ -25,6 +26,14 @@ _REPEATED = 40
 #: Bytes of the random part, two hexadecimal digits each.
 _RANDOM = 4
 _PIECE_BYTES = 1 << 20
+#: How records of this package begin; and, without white space, which somebody's tools may have put in order, these and
+#: the other files that a command writes by itself: a trace, JUnit, pages.
+RECORD = b'{\n "schema_version": '
+_RESULTS = (
+    b'{"schema_version":', b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite', b"<svg",
+    b"<!doctypehtml>",
+)  # fmt: skip
+_FIRST = 256
 #: Of the summary of a step: of a longer one GitHub shows nothing.
 APPENDED_BYTES = 1 << 20
 
@@ -82,6 +91,22 @@ def check(path: Path) -> None:
             raise Refused(
                 f"'{path}' is no regular file, and a file is to be written there.", hint="Choose another name."
             )
+
+
+def check_own(path: Path) -> None:
+    """Make sure that a result replaces no other file than a result, by how it begins, or an empty one.
+
+    Data and weights that a command reads need not be words of its line: a description names weights, a configuration
+    or a recipe data, a folder has pictures.
+
+    Raises:
+        Refused: Something else lies there.
+    """
+    with refusing(path), suppress(FileNotFoundError), path.open("rb") as file:
+        begins = b"".join(file.read(_FIRST).split())
+        if begins and not begins.startswith(_RESULTS):
+            hint = "Choose another name, or remove the file."
+            raise Refused(f"'{shown(path)}' is no result of a command, and would be written over.", hint=hint)
 
 
 def check_apart(path: Path, others: Iterable[str | Path]) -> None:

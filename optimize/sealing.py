@@ -56,7 +56,7 @@ def _make(path: Path) -> None:
         OSError: It cannot be made.
     """
     ground = next(folder for folder in path.parents if folder.exists())
-    if not _is_own(ground.stat()):  # `sudo` may leave the home of a user whom root's file would lock out
+    if not is_own(ground.stat()):  # `sudo` may leave the home of a user whom root's file would lock out
         return
     path.parent.mkdir(stat.S_IRWXU, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # nobody else may read it
@@ -78,10 +78,10 @@ def _read(path: Path) -> bytes | None:
             time.sleep(_LINKED_S)
             found = os.fstat(file.fileno())
         is_whole = stat.S_ISREG(found.st_mode) and found.st_size == _BYTES and found.st_nlink == 1
-        is_kept = _is_own(found, 0o077) and _is_own(folder, 0o022)
+        is_kept = is_own(found, 0o077) and is_own(folder, 0o022)
         return file.read() if is_whole and is_kept else None
 
 
-def _is_own(found: os.stat_result, others: int = 0) -> bool:
+def is_own(found: os.stat_result, others: int = 0) -> bool:
     """Say whether something is this user's, and others have none of these rights; Windows has no such modes."""
     return found.st_uid == getattr(os, "geteuid", int)() and not (os.name == "posix" and found.st_mode & others)

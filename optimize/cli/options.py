@@ -101,6 +101,7 @@ class Command(click.Command):
             if names is None:
                 files.check(path)
                 files.check_apart(path, [*apart, *written])
+                files.check_own(path)
                 written.append(path)
             else:
                 transaction.check(path, names)

@@ -80,7 +80,10 @@ def relax_collector() -> None:
 
 
 def own_cache(folder: str | Path) -> dict[str, str]:
-    """Return the variables of a process that caches in one folder: where torch does by itself, others may write."""
+    """Return the variables of a process that caches in one folder: where torch does by itself, others may write.
+
+    They go for all but precompiled headers (``optimize.targets.pt2.compiler``).
+    """
     return dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), str(folder))
 
 

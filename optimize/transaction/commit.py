@@ -29,8 +29,8 @@ from typing import Any
 
 from optimize import keeping
 from optimize.errors import OptimizeError, Refused
+from optimize.files import RECORD, refusal, refusing, write_text
 from optimize.files import check as check_file
-from optimize.files import refusal, refusing, write_text
 from optimize.regular import read_bytes, shown
 from optimize.sealing import seal
 from optimize.transaction import system
@@ -46,8 +46,8 @@ _NOT_RUN = 0o666
 #: makes some still replaces no ``package.json``, whatever ``--out`` is.
 ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2", ".pte", ".engine"}), 1000
 _HINT = "Choose another --out."
-#: How our records begin, and files that say themselves whether a run has written them (``replay.is_written``).
-_RECORD, _TELLING = b'{\n "schema_version": ', (".yaml", ".jsonl")
+#: Files that say themselves whether a run has written them (``replay.is_written``).
+_TELLING = (".yaml", ".jsonl")
 #: What the note says of a transaction, and its file.
 NOTED, NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
 #: Bytes that a note of a folder of a hundred thousand files has at most.
@@ -124,7 +124,7 @@ def check_own(out: Path, names: Iterable[str]) -> None:
     """
     held = [out / name for name in sorted(found(out, names)) if not name.endswith(_TELLING)]
     records = (path for path in held if path.suffix == ".json")
-    if held and not any(read_bytes(path, first=len(_RECORD)) == _RECORD for path in records):
+    if held and not any(read_bytes(path, first=len(RECORD)) == RECORD for path in records):
         raise Refused(f"'{shown(held[0])}' is of no run, and would be written over.", hint=_HINT)
 
 

@@ -75,6 +75,18 @@ def test_a_record_does_not_replace_what_it_is_made_from(folder: Path, typed: Typ
     assert (folder / PAIR[0]).read_bytes() == before
 
 
+def test_a_record_replaces_records_alone(folder: Path, typed: Typed) -> None:
+    """Weights, pictures and data may be read without being words of the line."""
+    (folder / "net.bin").write_bytes(b"\x01weights")
+    done = typed("compare", *PAIR, "--json", "net.bin", cwd=folder)
+    assert done.returncode == 1 and "'net.bin' is no result of a command, and would be written over" in done.stderr
+    assert (folder / "net.bin").read_bytes() == b"\x01weights"
+    for text in ("", '{\n\t"schema_version": 1}'):  # which a formatter put in order
+        (folder / "d.json").write_text(text)
+        assert typed("compare", *PAIR, "--json", "d.json", "-q", cwd=folder).returncode == 0
+        assert json.loads((folder / "d.json").read_text())["files"] == list(PAIR)
+
+
 @pytest.mark.parametrize("name", ["report.json", "recipe.yaml", "base.float32.onnx"])
 def test_a_record_takes_no_name_of_a_result(name: str, folder: Path, typed: Typed) -> None:
     done = typed(PAIR[0], "--to", "onnx", "--out", "build", "--json", Path("build") / name, cwd=folder)

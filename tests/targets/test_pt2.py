@@ -1,6 +1,7 @@
 """The pt2 target: which layers become integer kernels of a compiled package, and what is said of the rest."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from optimize.processor import Processor
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.pt2 import PT2, compiler
+from optimize.targets.pt2.compiler import keep_headers
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
@@ -118,6 +120,28 @@ def test_loading_leaves_nothing_in_the_temporary_folder(
     runner = artifact.load()
     assert not list(tmp_path.iterdir())
     assert runner(draw(2, *SHAPE)).shape == (2, 4, 10)
+
+
+@pytest.mark.parametrize("before", ["nothing", "others may write", "a link", "a file"])
+def test_headers_are_kept_where_nobody_else_can_have_put_some(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were looked for under a name of torch's that everybody knows, and code in them is compiled into the file."""
+    codecache = importlib.import_module("torch._inductor.codecache")
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, getattr(codecache, name))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place, own = tmp_path / f"optimize-headers-{os.geteuid()}", tmp_path / "own"
+    (tmp_path / "others").mkdir(0o700)
+    if before == "others may write":
+        place.mkdir()
+        place.chmod(0o777)
+    elif before != "nothing":
+        place.symlink_to(tmp_path / "others") if before == "a link" else place.touch()
+    keep_headers(own)
+    assert Path(codecache._HEADER_DIR) == (place if before == "nothing" else own / "headers")
+    assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
+    assert before != "nothing" or place.stat().st_mode & 0o777 == 0o700
 
 
 def test_loops_take_the_threads_of_the_process_that_runs_them(artifact: Artifact) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from optimize import sandbox
 from optimize.errors import Refused, first_line
 from optimize.files import whole
 from optimize.sandbox import ChildLimits, Died, OutOfTime, Unforeseen
+from optimize.sealing import is_own
 from optimize.targets.packaging import say_in_archive
 from optimize.targets.pt2.lowering import operators
 
@@ -105,6 +108,25 @@ def add_in_place() -> None:
     fusion._qlinear_binary_can_be_inplace = is_own  # type: ignore[attr-defined]
 
 
+def keep_headers(folder: Path) -> None:
+    """Let torch keep the headers it precompiles, 150 MB and ten seconds each, where nobody else can have put some.
+
+    Torch takes a name in the system's temporary folder that everybody knows, and compiles what lies there into the
+    package. Where that of this package is not this user's alone, they are made in ``folder``, for one package.
+    """
+    place = Path(tempfile.gettempdir(), f"optimize-headers-{getattr(os, 'geteuid', int)()}")
+    with contextlib.suppress(OSError):
+        place.mkdir(stat.S_IRWXU)
+    try:
+        found = place.lstat()
+        is_kept = stat.S_ISDIR(found.st_mode) and is_own(found, 0o077)
+    except OSError:
+        is_kept = False
+    codecache = importlib.import_module("torch._inductor.codecache")
+    codecache._HEADER_DIR = str(place if is_kept else folder / "headers")  # type: ignore[attr-defined]
+    codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")  # type: ignore[attr-defined]
+
+
 def compile_here(folder: Path, tell: Callable[[str, float], None], program: str, package: str) -> None:
     """Compile an exported program to an AOTInductor package, with inductor's cache in ``folder``.
 
@@ -114,6 +136,7 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     warnings.simplefilter("ignore")
     operators()
+    keep_headers(folder)
     pack_for_one_sample()
     expect_channels_last()
     add_in_place()
@@ -132,8 +155,8 @@ def compile_package(
 ) -> None:
     """Compile an exported program to the package ``path``, whole or not at all.
 
-    Inductor's cache lives in a temporary folder that is removed; precompiled headers of torch stay in the system's
-    temporary folder, where torch keeps them for all processes of a user. The package says which processor its integers
+    Inductor's cache lives in a temporary folder that is removed; precompiled headers of torch stay in a
+    folder of the user's own in the system's temporary one. The package says which processor its integers
     were made for, where it has integers.
 
     Raises:
