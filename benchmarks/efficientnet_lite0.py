@@ -12,6 +12,7 @@ crops) for calibration; foolbox's 20 labelled ImageNet images for evaluation. Th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-SIZE, CROP = 224, 0.875
+SIZE, CROP, LEAST = 224, 0.875, 200
 CALIBRATION_IMAGES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "motorcycle_left.png", "brick.png")
 _KEPT: list[torch.library.Library] = []
 
@@ -45,6 +46,15 @@ def photographs() -> Iterator[torch.Tensor]:
     for name in CALIBRATION_IMAGES:
         if (folder / name).exists():
             yield _crops(Image.open(folder / name))
+
+
+def all_photographs() -> Iterator[torch.Tensor]:
+    """Yield the crops of every picture of scikit-image's that is large enough, ``[5, 3, 224, 224]``."""
+    for file in sorted((_package("skimage") / "data").iterdir()):
+        with contextlib.suppress(OSError):  # no picture
+            image = Image.open(file).convert("RGB")
+            if min(image.size) >= LEAST:
+                yield _crops(image)
 
 
 def labelled() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
