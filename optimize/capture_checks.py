@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -176,6 +176,36 @@ def tell_hidden(program: Program, module: torch.nn.Module) -> list[str]:
         f"and the module is {decibels(apart)} from the files, which compute there as in training. Leave these places "
         "out behind it, as by a mean over the others, or set its use_nested_tensor = False where you judge the module."
     ]
+
+
+def attributes(module: torch.nn.Module) -> dict[tuple[str, str], Any]:
+    """Return what a module and those in it hold as attributes of Python, by path and name."""
+    return {(path, name): value for path, part in module.named_modules() for name, value in vars(part).items()}
+
+
+def tell_kept(program: Program, module: torch.nn.Module, changed: Collection[str]) -> list[str]:
+    """Return what to say of a module that answers otherwise once it was called.
+
+    Args:
+        program: Captured from it.
+        module: As it was given; copies of it are called.
+        changed: Attributes that a call changes: where there are none, nothing is tried.
+    """
+
+    def answer(*calls: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = replace(program, source=copy.deepcopy(module).eval())
+        return [_tensors(_expected(own, tuple(inputs))) for inputs in calls][-1]
+
+    other = program.sample(1) if program.batch is not None else [each.flip(0) for each in program.inputs if each.dim()]
+    with contextlib.suppress(Exception):  # what takes no other sample, or answers nothing to be compared
+        if changed and not _agree(answer(other), answer(program.inputs, other)):
+            kept = named(sorted(changed), 3)
+            return [f"The model keeps {kept} between calls and answers by it; the files keep it as it was at capture."]
+    return []
+
+
+def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _hide(value: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
-from optimize.capture_checks import check_capture, check_sizes, tell_hidden
+from optimize.capture_checks import attributes, check_capture, check_sizes, tell_hidden, tell_kept
 from optimize.dimensions import BATCH, Dimensions, Said, find_free, read_dynamic
 from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
@@ -123,6 +123,7 @@ def _capture(
     inputs = own_inputs(asked.flat, batch)
     shapes = [value.shape for value in inputs]
     free = find_free(asked.said, asked.names, shapes, batch=batch, size=asked.size)
+    before = attributes(source)
     with quiet_export():
         try:
             notes.extend(asked.run(source, inputs))
@@ -130,6 +131,7 @@ def _capture(
             if shapes == [value.shape for value in asked.flat]:
                 raise
             raise BatchFixed("the model fails on a batch of 2") from error
+        after = attributes(source)
         if unbound is not source:
             asked.run(unbound, [_first_sample(value, dims) for value, dims in zip(inputs, free.names, strict=True)])
         with _masks_as_given():
@@ -137,6 +139,8 @@ def _capture(
     program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
     check_capture(program)
     notes.extend(tell_hidden(program, asked.module))
+    changed = {name for (path, name), value in after.items() if before.get((path, name)) is not value} - {"forward"}
+    notes.extend(tell_kept(program, asked.module, changed))
     program = check_sizes(program)
     notes.extend(program.tell_bounds(free.sizes))
     return program

@@ -183,4 +183,6 @@ def numbers_of(text: str) -> tuple[int, ...]:
         ranges = [[bounds.PROCESSOR.read(end) for end in part.split("-")] for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"--cpus '{text}' does not name processors: {error}.", hint="Write 0-3 or 0,2.") from error
+    if any(len(ends) > 2 or ends[0] > ends[-1] for ends in ranges):
+        raise UsageError(f"--cpus '{text}' names a range that holds none.", hint="Write 0-3 or 0,2.")
     return tuple(dict.fromkeys(number for ends in ranges for number in range(ends[0], ends[-1] + 1)))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,3 +174,29 @@ def test_a_module_is_asked_once_at_each_size() -> None:
     optimize.capture(Counting().eval(), (torch.rand(2, 8, 4),), dynamic="length")
     others = [shape for shape in shapes if shape[1] != 8]
     assert len(others) == len(set(others)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "told"),
+    [
+        (None, lambda self, y: y.mean(0) if self.kept is None else self.kept, True),  # a cache of the first call
+        (0.0, lambda self, y: self.kept + 1.0, True),
+        (None, lambda self, y: y.detach(), False),  # what nobody reads
+    ],
+)
+def test_what_a_model_keeps_between_calls_is_told_where_it_answers_by_it(first: Any, step: Any, told: bool) -> None:
+    """A buffer that is written to was told; an attribute of Python was not, and files called once more differ."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(4, 4), first
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            self.kept = step(self, y)
+            return y + self.kept if told else y
+
+    torch.manual_seed(0)
+    notes = optimize.capture(Keeping().eval(), (torch.randn(2, 4),)).notes
+    assert ("The model keeps kept between calls and answers by it" in "".join(notes)) is told

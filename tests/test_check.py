@@ -96,6 +96,7 @@ def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path:
         ((base, base, "--max-regression", "5"), "is not a share"),
         ((base, base, "--max-drop", "1"), "needs labelled data"),
         ((base, base, "--cpus", "a"), "does not name processors"),
+        ((base, base, "--cpus", "0,1-0"), "names a range that holds none"),
         ((base, base, "--config", tmp_path / "bad.yaml"), "Did you mean 'max_regression'"),
         ((base, base, "--on-inconclusive", "shrug"), "--on-inconclusive"),
         ((base, base, "--json", base), "is named twice"),

@@ -90,7 +90,7 @@ def own_cache(folder: str | Path) -> dict[str, str]:
 def confined_variables(folder: Path) -> dict[str, str]:
     """Return the variables of a process that may write plain files in one folder, and make no folders in it."""
     home = str(folder.resolve())
-    return {**own_cache(home), "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**own_cache(home), "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1", "TORCH_COMPILE_DEBUG": "0"}
 
 
 def module_path() -> list[str]:
