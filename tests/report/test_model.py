@@ -113,7 +113,9 @@ def test_contract(report: Report) -> None:
         "cpu_s", "clock",
     }  # fmt: skip
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
-    assert set(row["agreement"]) == {"sqnr_db", "max_abs_error", "top1", "judged", "outputs", "lost", "unproved"}
+    assert set(row["agreement"]) == {
+        "sqnr_db", "max_abs_error", "top1", "judged", "outputs", "lost", "unproved", "beside"
+    }  # fmt: skip
     assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
     assert set(row["coverage"]) == {"quantized", "left_float", "kernels", "source"}
     assert set(row["coverage"]["left_float"][0]) == {"name", "op", "reason"}
