@@ -24,13 +24,16 @@ from optimize.targets.openvino.reading import check_ir, ends_of, read_model
 ov = pytest.importorskip("openvino")
 
 
-def saved(path: Path, trips: int = 5, size: int = 4) -> Path:
+def saved(path: Path, trips: int = 5, size: int = 4, computed: bool = False) -> Path:
     """Writes a loop over ``x [1, 4]`` of so many rounds, its result broadcast to ``[size, 4]``."""
     op = ov.opset13
     x, carried = (op.parameter([1, 4], np.float32) for _ in range(2))
     x.output(0).get_tensor().set_names({"x"})
     more, true = op.add(carried, op.constant(np.float32(1))), op.constant(np.array([True]))
-    loop = op.loop(op.constant(np.int64(trips)), op.constant(np.array([True])))
+    rounds = (
+        op.add(op.constant(np.int64(trips)), op.constant(np.int64(0))) if computed else op.constant(np.int64(trips))
+    )
+    loop = op.loop(rounds, op.constant(np.array([True])))
     loop.set_function(ov.Model([more, true], [carried], "body"))
     loop.set_special_body_ports([-1, 1])
     loop.set_merged_input(carried, x.output(0), more.output(0))
@@ -191,6 +194,13 @@ def test_a_download_cache_of_links_is_one_folder(honest: Path, tmp_path: Path) -
 def test_loops_that_do_not_end(trips: int, message: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.xml", trips=trips)
     refused(path, message)
+    check_ir(path, trust=True)
+
+
+def test_rounds_that_constants_are_computed_to(tmp_path: Path) -> None:
+    """OpenVINO folds them: a sum of constants went round the limit."""
+    path = saved(tmp_path / "m.xml", trips=2**62, computed=True)
+    refused(path, "computes its rounds from constants")
     check_ir(path, trust=True)
 
 

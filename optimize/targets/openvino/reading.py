@@ -192,11 +192,25 @@ class _Check:
         if layer.kind != "loop" or self._trust:
             return 1
         found = self._numbers(body, layer, 0)
+        if found is None and self._is_computed(body, layer):
+            raise self._too_much(f"the loop '{shown(layer.name)}' computes its rounds from constants")
         trips = 1 if found is None or len(found) != 1 else int(found[0]) if math.isfinite(found[0]) else -1
         if not 0 <= trips <= MOST_STEPS:
             rounds = f"may run {trips} rounds; {MOST_STEPS} are allowed" if trips > 0 else "has no last round"
             raise self._too_much(f"the loop '{shown(layer.name)}' {rounds}")
         return trips
+
+    def _is_computed(self, body: Body, layer: IrLayer) -> bool:
+        """Say whether a loop's rounds are made of constants alone, which OpenVINO folds to any number."""
+        waiting, seen = [body.source(layer, 0)], set[int]()
+        while waiting:
+            part = waiting.pop()
+            if part is None or part.kind == "parameter":
+                return False
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting += [body.source(part, place) for place in range(len(part.ports))]
+        return True
 
     def _check_growth(self, body: Body, layer: IrLayer) -> None:
         """Refuse a value that is as large as constants say, where they say too much."""
