@@ -180,6 +180,24 @@ def finite(number: float) -> float:
     return number
 
 
+def read_number(text: str, above: float = -math.inf) -> float:
+    """Return a finite number above another.
+
+    Raises:
+        ValueError: It is none.
+
+    >>> read_number("20"), read_number("0.5", above=0)
+    (20.0, 0.5)
+    """
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"'{shortened(text)}' is not a number") from error
+    if finite(number) <= above:
+        raise ValueError(f"{number:g} is not above {above:g}")
+    return number
+
+
 def _positive(text: str, units: Mapping[str, float], example: str) -> float:
     """Return a number above zero in the unit that its own unit counts in.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,9 @@ _SERVED_BATCHES = (1, 2, 4, 8, 16)
 )
 @options.timing("--runs", type=options.count(bounds.RUNS), help="Timed runs of each file and scenario; 662 give a p99.")
 @options.timing(
-    "--seconds", type=options.Finite(0, min_open=True), help="Of running, warm-up included; loading comes on top."
+    "--seconds",
+    type=options.Quantity(partial(bounds.read_number, above=0), "S"),
+    help="Of running, warm-up included; loading comes on top.",
 )
 @options.timing(
     "--restarts",

@@ -29,7 +29,7 @@ from optimize.regular import require_model
     "--min-sqnr",
     was="--threshold",
     metavar="DB",
-    type=options.Finite(),
+    type=options.Quantity(bounds.read_number),
     help="How well values agree: end with code 1 when one is below.  [marked: 20]",
 )
 @options.output("--worst-first", is_flag=True, help="Sort the values by their SQNR.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 import shlex
@@ -202,15 +201,6 @@ def counts(bound: bounds.CountRange) -> Quantity:
     return Quantity(lambda text: tuple(dict.fromkeys(map(bound.read, text.split(",")))), "N[,N...]")
 
 
-class Finite(click.FloatRange):
-    """A number of a range: for click NaN is in every one, and infinity in those that are open."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
-        number: float = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{number} bounds nothing.", param, ctx)
-
-
 class Share(click.ParamType):
     """A share of each layer's channels, or of all that is named before it: ``0.5``, ``macs=0.5``, ``params=0.3``."""
 
@@ -224,7 +214,9 @@ class Share(click.ParamType):
         if what not in ("", "macs", "params"):
             self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
         whole = 100 if number.endswith("%") else 1
-        ratio = Finite(0, whole, max_open=True)(number.removesuffix("%"), param, ctx) / whole
+        ratio = click.FloatRange(0, whole, max_open=True)(number.removesuffix("%"), param, ctx) / whole
+        if not ratio < 1:  # NaN is in every range
+            self.fail(f"'{number}' is no share.", param, ctx)
         return {"ratio": ratio, **({"of": what} if what else {})}
 
 

@@ -25,7 +25,7 @@ from optimize.measure.feed import Asked
 from optimize.measure.fleet import Session, WorkerFailed
 from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
-from optimize.measure.quality import APART_DB, HERE, Batch, Quality, judge, judge_elsewhere, require_steady
+from optimize.measure.quality import APART_DB, HERE, Quality, Question, judge, judge_elsewhere, require_steady
 from optimize.measure.runs import Clock, Track
 from optimize.measure.subjects import (
     MODULE,
@@ -75,7 +75,7 @@ class _State:
         both = zip(SIDES, self.pair.models, strict=True) if self.pair else ()
         return {side: model for side, model in both if side in self.sides}
 
-    def noted(self, batches: Generator[Batch, None, tuple[int | None, bool]]) -> Iterator[Batch]:
+    def noted(self, batches: Generator[Question, None, tuple[int | None, bool]]) -> Iterator[Question]:
         """Yield batches; note how many samples there are, and whether the time was over before all of them."""
         self.given, self.is_cut = yield from batches
 
@@ -137,11 +137,9 @@ def _check(state: _State, settings: Settings, opening: Opening, progress: Progre
         both = zip(state.pair.models, fleet, strict=True)
         state.warnings += dict.fromkeys(f"'{model.name}': {note}" for model, found in both for note in found.notes)
         batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds, batch=case.batch)
-        subjects = state.pair.models
-        state.qualities = judge(
-            fleet, state.noted(batches), subjects=subjects, metric=case.judged_by, compare_only=True,
-            noise=samples.noise, apart=samples.apart,
-        )  # fmt: skip
+        metric, noise, subjects = case.judged_by, samples.noise, state.pair.models
+        read = state.noted(batches)
+        state.qualities = judge(fleet, read, subjects=subjects, metric=metric, compare_only=True, noise=noise)
         if ended := next((session for session in fleet if session.failure), None):
             raise WorkerFailed(str(ended.failure), ended.place)
         _judge_answers(state, samples, gone)
@@ -218,7 +216,7 @@ def _findings_elsewhere(case: Case, pair: AgreedPair, samples: Asked) -> Iterato
     if not case.verify_on:
         return
     files = [model.artifact for model in pair.models]
-    samples = replace(samples, labelled=None) if samples.apart else samples
+    samples = replace(samples, labelled=None) if samples.data else samples
     batches = samples.judged(seconds=JUDGED_SHARE * case.max_seconds)
     (found,) = judge_elsewhere(case.verify_on, files, batches, subjects=pair.models)
     here = found[HERE].agreement

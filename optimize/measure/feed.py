@@ -13,6 +13,7 @@ import numpy as np
 
 from optimize import bounds
 from optimize.errors import Refused, UsageError
+from optimize.measure.quality import Question
 from optimize.measure.subjects import FLOATS, fixed_batch
 from optimize.regular import shown
 from optimize.targets.arrays import to_array
@@ -159,11 +160,6 @@ class Asked:
         return fixed_batch(self.specs)
 
     @property
-    def apart(self) -> bool:
-        """Whether outputs are compared on other data than accuracy."""
-        return self.data is not None and self.labelled is not None
-
-    @property
     def noise(self) -> bool:
         """Whether there is nothing to judge on but noise."""
         return self.data is None and self.labelled is None
@@ -202,7 +198,7 @@ class Asked:
         shapes = [[array.shape for array in arrays] for arrays in found]
         return [array for at, arrays in enumerate(found) if shapes[at] == shapes[0] for array in arrays]
 
-    def judged(self, *, seconds: float, batch: int = 1) -> Generator[Arrays, None, tuple[int | None, bool]]:
+    def judged(self, *, seconds: float, batch: int = 1) -> Generator[Question, None, tuple[int | None, bool]]:
         """Yield the inputs, and the labels where there are some, that outputs and accuracy are compared on.
 
         Where there is data of both kinds, that with labels comes first, and outputs are compared on the other alone.
@@ -216,6 +212,7 @@ class Asked:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
         size, whole, known = self.fixed_batch or batch, self.fixed_batch is not None, list[int | None]()
+        apart = self.data is not None and self.labelled is not None
         for source, labelled in ((self.labelled, True), (self.data, False)):
             if source is None and (labelled or self.labelled is not None):
                 continue
@@ -228,7 +225,8 @@ class Asked:
                     return _sum(known), True
                 if not number and not labelled:  # opening the data is no file's time
                     end = time.monotonic() + seconds
-                yield arrays, labels if labelled else None
+                agrees, scores = not (apart and labelled), labelled or not apart
+                yield Question(arrays, labels if labelled else None, agrees, scores)
         return _sum(known), False
 
     def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:

@@ -33,7 +33,31 @@ HERE, APART_DB = "here", 1.0
 _STEADY_DB = 40.0
 #: Batches that a file is asked for at once, at most, where all files answered so many in less time.
 _MOST_TOGETHER, _SHORT_S = 16, 0.1
-#: Flat inputs of a batch and its labels, None where there are none.
+
+
+class Question(NamedTuple):
+    """Flat inputs that all files answer, and what the answers count for.
+
+    Attributes:
+        inputs: Of one batch.
+        labels: None where there are none.
+        agrees: Whether agreement counts.
+        scores: Whether accuracy does.
+        made_up: Whether nobody gave it.
+        counted: Whether answers count even of a file that rounds.
+        alone: Whether they are judged by themselves.
+    """
+
+    inputs: Sequence[np.ndarray]
+    labels: np.ndarray | None = None
+    agrees: bool = True
+    scores: bool = True
+    made_up: bool = False
+    counted: bool = False
+    alone: bool = False
+
+
+#: Flat inputs and the labels, None where there are none: a question of which both count.
 Batch = tuple[Sequence[np.ndarray], np.ndarray | None]
 
 
@@ -58,21 +82,6 @@ class Quality:
     samples: int = 0
     seconds: float = 0.0
     elsewhere: Mapping[str, Quality] = field(default_factory=dict)
-
-
-class _Posed(NamedTuple):
-    """A batch, whether nobody gave it, and whether answers to it count even of a file that rounds, or by themselves.
-
-    Where data is of two kinds, either its agreement or its accuracy counts.
-    """
-
-    inputs: Sequence[np.ndarray]
-    labels: np.ndarray | None
-    made_up: bool
-    counted: bool
-    alone: bool = False
-    agrees: bool = True
-    scores: bool = True
 
 
 @dataclass
@@ -107,7 +116,7 @@ class _Judge:
         joined = (zip(*itertools.islice(parts, count), strict=True) for count in counts)
         return [[np.concatenate([*map(np.atleast_1d, part)]) for part in found] for found in joined]
 
-    def update(self, expected: Sequence[Outputs], specs: Sequence[TensorSpec], asked: Sequence[_Posed]) -> None:
+    def update(self, expected: Sequence[Outputs], specs: Sequence[TensorSpec], asked: Sequence[Question]) -> None:
         """Ask for the answers to some batches, and compare them with those of the baseline."""
         if self.failure is not None:
             return
@@ -141,14 +150,13 @@ class _Judge:
 
 def judge(
     fleet: Iterable[Session],
-    batches: Iterable[Batch],
+    batches: Iterable[Batch | Question],
     *,
     subjects: Sequence[Subject] = (),
     metric: Metric | None = None,
     compare_only: bool = False,
     noise: bool = False,
-    more_noise: Iterable[Batch] = (),
-    apart: bool = False,
+    more_noise: Iterable[Batch | Question] = (),
 ) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
 
@@ -164,7 +172,6 @@ def judge(
         noise: Whether the batches are made up.
         more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first; each
             is judged by itself.
-        apart: Whether accuracy is of batches with labels alone, and agreement of those without.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
@@ -175,12 +182,8 @@ def judge(
     )
     for entry in others:
         entry.rounded |= baseline.rounded
-    asked = (
-        _Posed(*batch, noise, noise, agrees=not (apart and labelled), scores=not apart or labelled)
-        for batch in batches
-        for labelled in (batch[1] is not None,)
-    )
-    more = (_Posed(*batch, made_up=True, counted=noise, alone=True) for batch in more_noise)
+    asked = (Question(*batch)._replace(made_up=noise, counted=noise) for batch in batches)
+    more = (Question(*batch)._replace(made_up=True, counted=noise, alone=True) for batch in more_noise)
     specs = baseline.session.artifact.outputs
     for group in _together(itertools.chain(asked, more)):
         try:
@@ -199,7 +202,7 @@ def judge(
     return (baseline.result(), *(entry.result(judged=not (noise and entry.rounded)) for entry in others))
 
 
-def _together(asked: Iterator[_Posed]) -> Iterator[list[_Posed]]:
+def _together(asked: Iterator[Question]) -> Iterator[list[Question]]:
     """Yield batches in groups that are asked at once: one first, and more as long as those before took no time.
 
     To ask for one of a small file takes longer than to run it.
@@ -236,7 +239,7 @@ def _by_name(outputs: Sequence[np.ndarray], artifact: Artifact) -> Outputs:
 def judge_elsewhere(
     cpus: Sequence[str],
     artifacts: Sequence[Artifact],
-    batches: Iterable[Batch],
+    batches: Iterable[Batch | Question],
     *,
     subjects: Sequence[Subject] = (),
     noise: bool = False,
@@ -272,11 +275,11 @@ def judge_elsewhere(
     return told
 
 
-def _few(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _few(batches: Iterable[Batch | Question]) -> Iterator[Question]:
     """Yield the first batches without their labels, until there are enough samples or too much time has passed."""
     end, seen = time.monotonic() + EMULATED_S, 0
-    for inputs, _ in batches:
-        yield inputs, None
+    for inputs, *_ in batches:
+        yield Question(inputs)
         seen += count_samples(inputs)
         if seen >= MOST_EMULATED or time.monotonic() > end:
             return

@@ -127,7 +127,7 @@ def test_what_a_share_to_prune_is_of(jobs: list[Job]) -> None:
         ("100%", "not in the range"),
         ("bytes=0.5", "macs, params"),
         ("macs=half", "not a valid"),
-        ("macs=nan", "Invalid value for '--prune': nan bounds nothing"),
+        ("macs=nan", "Invalid value for '--prune': 'nan' is no share"),
     ):
         done = CliRunner().invoke(run, ["package.module:factory", "--to", "onnx", "--prune", words])
         assert done.exit_code == 2 and message in done.output

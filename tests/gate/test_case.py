@@ -329,7 +329,7 @@ def test_files_are_judged_on_the_batch_that_is_timed(
     monkeypatch.setattr(cases, "judge", judge)
     np.savez(path, x=np.ones((8, 3), np.float32), y=np.zeros(8, np.int64))
     found = check(tmp_path, batch=batch, **{"eval" if labelled else "data": str(path)})
-    assert found.batch == batch and {len(inputs[0]) for inputs, _ in seen} == {batch}
+    assert found.batch == batch and {len(inputs[0]) for inputs, *_ in seen} == {batch}
 
 
 def test_the_other_cases_of_a_suite_are_judged(

@@ -160,7 +160,7 @@ def test_the_time_for_judging_begins_when_the_data_are_there(monkeypatch: pytest
 
 
 def test_few_samples_are_run_on_an_emulated_processor() -> None:
-    assert [labels for _, labels in quality._few([([X], LABELS)] * 9)] == [None] * 3
+    assert [question.labels for question in quality._few([([X], LABELS)] * 9)] == [None] * 3
 
 
 def test_a_file_of_somebody_else_is_not_run_where_it_cannot_be_confined(make: Make) -> None:
