@@ -104,7 +104,9 @@ def _strangers(context: click.Context) -> list[str]:
     found, configured = [word for word in words if os.path.exists(word)], {}
     if context.command.name == "check" and not words:
         found, configured = ["the models of the configuration"], _own_configuration(context.params["config"])
-    return [] if _runs_code({**context.params, **configured}) else found
+    told = {entry.name for entry in context.command.params if getattr(entry, "group", "") == "Output"}
+    asked = {name: value for name, value in context.params.items() if name not in told}
+    return [] if _runs_code({**asked, **configured}) else found
 
 
 def _desk(context: click.Context, work: Path, closing: contextlib.ExitStack) -> _Desk:

@@ -608,6 +608,8 @@ def test_a_check_of_a_configuration_is_confined(tmp_path: Path, monkeypatch: pyt
         ("show net.pt --model models.repvgg:fashion_repvgg", False),
         ("net.pt --int8=static --calib package.data:images --to onnx", False),
         ("bench net.pt package.nets:factory", False),
+        ("bench net.pt net.pt --out results:today", True),  # which names no code
+        ("check net.pt net.pt --name gate:net --json gate:net", True),
         ("show 'net imagenet:v2.pt'", True),
         ("net.pt --int8=static --calib 'calib = a:b,c:d' --to onnx", True),
         ("bench net.pt 'net lost:v2.pt'", True),
