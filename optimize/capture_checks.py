@@ -196,7 +196,8 @@ def tell_kept(program: Program, module: torch.nn.Module, changed: Collection[str
         own = replace(program, source=copy.deepcopy(module).eval())
         return [_tensors(_expected(own, tuple(inputs))) for inputs in calls][-1]
 
-    other = program.sample(1) if program.batch is not None else [each.flip(0) for each in program.inputs if each.dim()]
+    turned = (each.flip(0) if each.dim() else each for each in program.inputs)
+    other = program.sample(1) if program.batch is not None else tuple(turned)
     with contextlib.suppress(Exception):  # what takes no other sample, or answers nothing to be compared
         if changed and not _agree(answer(other), answer(program.inputs, other)):
             kept = named(sorted(changed), 3)
