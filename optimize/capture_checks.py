@@ -194,7 +194,8 @@ def tell_kept(program: Program, module: torch.nn.Module, changed: Collection[str
 
     def answer(*calls: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = replace(program, source=copy.deepcopy(module).eval())
-        return [_tensors(_expected(own, tuple(inputs))) for inputs in calls][-1]
+        answers = [_expected(own, tuple(inputs)) for inputs in calls]
+        return [leaf for leaf in answers[-1] if isinstance(leaf, torch.Tensor)]
 
     turned = (each.flip(0) if each.dim() else each for each in program.inputs)
     other = program.sample(1) if program.batch is not None else tuple(turned)
@@ -203,10 +204,6 @@ def tell_kept(program: Program, module: torch.nn.Module, changed: Collection[str
             kept = named(sorted(changed), 3)
             return [f"The model keeps {kept} between calls and answers by it; the files keep it as it was at capture."]
     return []
-
-
-def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _hide(value: torch.Tensor) -> torch.Tensor:
