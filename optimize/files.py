@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 20
 #: the other files that a command writes by itself: a trace, JUnit, pages.
 RECORD = b'{\n "schema_version": '
 _RESULTS = (
-    b'{"schema_version":', b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite', b"<svg",
+    b"".join(RECORD.split()), b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite', b"<svg",
     b"<!doctypehtml>",
 )  # fmt: skip
 _FIRST = 256

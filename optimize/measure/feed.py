@@ -212,10 +212,9 @@ class Asked:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
         size, whole, known = self.fixed_batch or batch, self.fixed_batch is not None, list[int | None]()
-        apart = self.data is not None and self.labelled is not None
-        for source, labelled in ((self.labelled, True), (self.data, False)):
-            if source is None and (labelled or self.labelled is not None):
-                continue
+        both = [(self.labelled, True), (self.data, False)]
+        given = [each for each in both if each[0] is not None] or both[1:]
+        for source, labelled in given:
             samples, end = self._opened(source, size, labelled=labelled), math.inf
             known.append(samples.count)
             for number, (arrays, labels) in enumerate(
@@ -225,8 +224,8 @@ class Asked:
                     return _sum(known), True
                 if not number and not labelled:  # opening the data is no file's time
                     end = time.monotonic() + seconds
-                agrees, scores = not (apart and labelled), labelled or not apart
-                yield Question(arrays, labels if labelled else None, agrees, scores)
+                alone = len(given) == 1  # of two kinds either accuracy counts or agreement
+                yield Question(arrays, labels if labelled else None, alone or not labelled, alone or labelled)
         return _sum(known), False
 
     def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:

@@ -10,7 +10,6 @@ difference of two models is, follows from their form alone (``optimize.measure.a
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import math
@@ -28,6 +27,7 @@ from optimize.errors import Refused, UsageError, blaming, nearest
 from optimize.measure import detections, scores
 from optimize.measure.scores import Misfit, Outputs
 from optimize.measure.statistics import Drawn
+from optimize.targets.base import file_digest
 
 #: Of shares of one, whose points are hundredths; of decibels; of numbers by themselves.
 Unit = Literal["%", "dB", ""]
@@ -288,7 +288,7 @@ def _code_of(function: Any) -> str:
     path = inspect.getsourcefile(function) if inspect.isfunction(function) else None
     if path is None or "<" in function.__qualname__ or not Path(path).is_file():
         return secrets.token_hex()
-    return f"{function.__module__}.{function.__qualname__} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+    return f"{function.__module__}.{function.__qualname__} {file_digest(Path(path))}"
 
 
 def _own_rows(

@@ -50,6 +50,9 @@ class OpenVINORunner(Runner):
                 f"'{weights}' is missing: it holds the weights of '{artifact.path.name}'.", hint="Keep both together."
             )
         self.compiled = compile_file(artifact.path, weights, threads=threads, settings=artifact.settings)
+        # NumPy has no bfloat16: OpenVINO calls the same two bytes float16.
+        ports = enumerate(self.compiled.outputs)
+        self._bfloat16 = [place for place, port in ports if port.element_type.get_type_name() == "bf16"]
         self._own = threading.local()
         self._own.request = self.compiled.create_infer_request()
 
@@ -57,12 +60,10 @@ class OpenVINORunner(Runner):
         """Run on flat arrays, read where they lie; return flat arrays of their own."""
         if not hasattr(self._own, "request"):
             self._own.request = self.compiled.create_infer_request()
-        found = self._own.request.infer(list(inputs), share_inputs=True).items()
-        # NumPy has no bfloat16: OpenVINO calls the same two bytes float16.
-        return [
-            array.view(element_type("bfloat16")) if port.element_type.get_type_name() == "bf16" else array
-            for port, array in found
-        ]
+        found = list(self._own.request.infer(list(inputs), share_inputs=True).values())
+        for place in self._bfloat16:
+            found[place] = found[place].view(element_type("bfloat16"))
+        return found
 
 
 def import_runtime() -> Any:
