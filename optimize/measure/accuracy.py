@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ class Accuracy:
         beside_original: Whether the original's outputs stood for labels.
         worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
         guessed: The share that always naming the most frequent labels has right; None where labels are no classes.
+        baseline_low: Lower end of the 95 % interval of ``baseline``; None for a single sample.
     """
 
     metric: str
@@ -59,6 +61,7 @@ class Accuracy:
     beside_original: bool = False
     worst: float | None = None
     guessed: float | None = None
+    baseline_low: float | None = None
 
     def __repr__(self) -> str:
         """Return the figure as a reader sees it; which samples changed sides is known where each is right or wrong.
@@ -100,7 +103,7 @@ class Accuracy:
     @property
     def no_better(self) -> str:
         """How many labels the original and guessing have right; empty where the original surely has more."""
-        if self.guessed is None or statistics.wilson(self.baseline, self.samples)[0] > self.guessed:
+        if self.guessed is None or (self.baseline_low is not None and self.baseline_low > self.guessed):
             return ""
         right, guessed = (form.score(share, self.unit) for share in (self.baseline, self.guessed))
         labels = form.plural(self.samples, self.noun)
@@ -125,6 +128,7 @@ class Accuracy:
             *(self.samples * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)]))
         )
         figures: dict[str, Any] = {"baseline": baseline, "difference_low": low, "difference_high": high}
+        figures["baseline_low"] = statistics.wilson(baseline, self.samples)[0]
         return replace(self, lost=None, gained=None, **figures)
 
     def drop_interval(self, times: float = 1.0) -> tuple[float, float] | None:
@@ -157,7 +161,7 @@ class AccuracyMeter:
     metric: Metric | None = None
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
-    _labels: list[np.ndarray] = field(default_factory=list)
+    _classes: Counter[int] = field(default_factory=Counter)
     _ends: set[Any] = field(default_factory=set)
     _beside_original: bool = False
     _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
@@ -176,7 +180,6 @@ class AccuracyMeter:
                 return
             labels, self._beside_original = _judged(expected), True
         self.metric = self.metric or METRICS["top1" if _judged(expected).ndim != 4 else "pixel_accuracy"]
-        self._labels += [labels] if self.metric.guesses else []
         self._ends |= {labels.min(), labels.max()} if labels.size and labels.dtype.kind in "iu" else set()
         for rows, outputs in ((self._expected, expected), (self._found, found)):
             rows.append(self.metric.rows_of(outputs, labels))
@@ -185,6 +188,9 @@ class AccuracyMeter:
             if now[1:] != before[1:]:
                 told = f"The metric '{self.metric.name}' returned rows of {now} after rows of {before}."
                 raise Refused(told, hint="A metric returns one form of rows, whatever the batch.")
+        if self.metric.guesses:
+            count = labels[(labels >= 0) & (labels < _judged(expected).shape[1])]  # others are void
+            self._classes.update(dict(zip(*map(np.ndarray.tolist, np.unique(count, return_counts=True)), strict=True)))
         if self._room < 0:
             samples = sum(map(len, self._found))
             raise Refused(
@@ -223,15 +229,14 @@ class AccuracyMeter:
             unit=self.metric.unit or ("%" if figures["flips"] else ""),
             higher_is_better=self.metric.higher_is_better,
             beside_original=self._beside_original,
-            guessed=_guessed(self.metric.guesses, np.concatenate(self._labels)) if self._labels else None,
+            guessed=_guessed(self.metric.guesses, self._classes),
             **figures,
         )
 
 
-def _guessed(most: int, labels: np.ndarray) -> float | None:
-    """Return the share of labels ``[N]`` that are among the most frequent; None where there are none."""
-    counts = np.sort(np.unique(labels, return_counts=True)[1])
-    return float(counts[-most:].sum() / len(labels)) if len(labels) else None
+def _guessed(most: int, classes: Counter[int]) -> float | None:
+    """Return the share of labels that are among the most frequent; None where there are none."""
+    return sum(count for _, count in classes.most_common(most)) / classes.total() if classes else None
 
 
 def _judged(outputs: Outputs) -> np.ndarray:
@@ -265,7 +270,9 @@ def _flips(expected: np.ndarray, found: np.ndarray) -> dict[str, Any]:
     low, high = statistics.newcombe(both, gained, lost, samples - both - lost - gained)
     ends = dict(zip(("low", "high"), statistics.wilson(value, samples), strict=True))
     told = {"lost": lost, "gained": gained, "flips": True, "difference_low": low, "difference_high": high}
-    return {"value": value, "baseline": float(expected.mean()), "samples": samples, **told, **ends}
+    baseline = float(expected.mean())
+    told["baseline_low"] = statistics.wilson(baseline, samples)[0]
+    return {"value": value, "baseline": baseline, "samples": samples, **told, **ends}
 
 
 def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, Any]:
@@ -288,6 +295,7 @@ def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, 
     }
     value, baseline = (float(rows[:, 0].sum() / counts.sum()) for rows in (found, expected))
     told |= {"difference_low": low, "difference_high": high, "low": ends[0], "high": ends[1]}
+    told["baseline_low"] = statistics.quotient(expected[:, 0], counts)[0]
     return {"value": value, "baseline": baseline, "samples": len(found), **told}
 
 

@@ -111,6 +111,7 @@ _ALL = (
         _MAPS,
         "%",
         usual_drop=1.0,
+        guesses=1,
     ),
     Metric(
         "miou",

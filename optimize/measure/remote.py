@@ -289,10 +289,9 @@ class Remote:
         patience_s = patience_s or _PATIENCE_S
         self._is_mute = True  # until it answers: who is interrupted meanwhile waits for nothing else there
         with self._process(script, sent) as (process, words):
-            wanted_s = None if sent else patience_s
             try:
-                said = Lines(_said(process), most_bytes=_MOST_BYTES, most_waiting=1).read(wanted_s)
-                code = process.wait(wanted_s)
+                said = Lines(_said(process), most_bytes=_MOST_BYTES, most_waiting=1).read(None if sent else patience_s)
+                code = process.wait(patience_s)  # what takes files says nothing before its end
             except (TimeoutError, subprocess.TimeoutExpired) as error:
                 raise TargetUnavailable(f"'{self.address.url}' does not answer within {patience_s:g} s.") from error
             self._is_mute = False

@@ -15,8 +15,8 @@ from optimize.measure.statistics import Drawn
 from optimize.targets.arrays import as_reals, is_float
 
 Outputs = Mapping[str, np.ndarray]
-#: Cosines that are held at once.
-_COSINES = 1 << 24
+#: Cosines that are held at once, and what two of them are the same within.
+_COSINES, _SAME_COSINE = 1 << 24, 1e-6
 #: Tokens of a sample: to lay two of them side by side takes time by the product.
 _LONGEST_SENTENCE = 1 << 14
 #: Class maps hold numbers below this.
@@ -197,7 +197,8 @@ def embedded(outputs: Outputs, labels: np.ndarray) -> np.ndarray:
 def near_ones(k: int, rows: np.ndarray) -> np.ndarray:
     """Return ``bool``: whether one of the ``k`` nearest others by cosine has the sample's label.
 
-    Samples whose label no other has are left out.
+    Samples whose label no other has are left out. Of others that are as near as one with its label, all are nearer:
+    embeddings that are all alike find nothing.
 
     Args:
         k: How many neighbours.
@@ -205,14 +206,13 @@ def near_ones(k: int, rows: np.ndarray) -> np.ndarray:
     """
     vectors, labels = rows[:, :-1], rows[:, -1]
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    near, size = min(k, len(rows) - 1), max(1, _COSINES // max(len(rows), 1))
-    found = np.zeros(len(rows), bool)
-    for start in range(0, len(rows) if near else 0, size):
+    size, found = max(1, _COSINES // max(len(rows), 1)), np.zeros(len(rows), bool)
+    for start in range(0, len(rows), size):
         block = slice(start, start + size)
-        cosine = vectors[block] @ vectors.T
+        cosine, same = vectors[block] @ vectors.T, labels[block, None] == labels
         cosine[np.arange(len(cosine)), start + np.arange(len(cosine))] = -np.inf
-        nearest = np.argpartition(-cosine, near - 1, axis=1)[:, :near]
-        found[block] = (labels[nearest] == labels[block, None]).any(1)
+        nearest = np.where(same, cosine, -np.inf).max(1, keepdims=True)
+        found[block] = ((cosine >= nearest - _SAME_COSINE) & ~same).sum(1) < k
     return found[counts[places] > 1]
 
 

@@ -120,6 +120,24 @@ def test_nothing_is_kept_beside_an_original_that_guesses() -> None:
     assert check(1.0, 0, one).met is None and check(1.0, 9, one).met is False
 
 
+def test_pixels_of_one_class_alone_show_nothing() -> None:
+    """What answers the background everywhere has nine pixels of ten right, and would keep any bound."""
+    labels = np.zeros((20, 4, 5), np.int64)
+    labels[:, 0, :2] = 1
+    labels[:, 3] = 255  # void
+
+    def check(right: int, lost: int) -> BoundCheck:
+        expected = np.where(np.arange(20)[:, None, None] < right, labels, 0) % 255
+        found, meter = np.where(np.arange(20)[:, None, None] < lost, 2, expected), AccuracyMeter()
+        scores = {name: np.eye(3)[maps].transpose(0, 3, 1, 2) for name, maps in (("a", expected), ("b", found))}
+        meter.update({"y": scores["a"]}, {"y": scores["b"]}, labels)
+        return Bound(max_drop=5.0).check(Quality(accuracy=meter.result()))
+
+    found = check(0, 0)
+    assert found.met is None and "86.67 % of 20 labels right, and always naming the most frequent" in found.why
+    assert check(20, 0).met is True and check(0, 18).met is False
+
+
 def test_a_file_that_is_worse_by_twice_the_bound_hardly_ever_keeps_it() -> None:
     """And one that loses nothing is hardly ever said to miss it: over draws of samples, whatever their number."""
     draws = np.random.default_rng(0)

@@ -78,6 +78,13 @@ def test_recall_is_by_the_nearest_others() -> None:
         assert (found.value, found.samples) == (pytest.approx(np.mean(hits)), len(hits)) and found.flips
 
 
+def test_embeddings_that_are_all_alike_find_nothing() -> None:
+    """However samples lie: those of a class may be neighbours there, and what comes first among equals is anybody's."""
+    labels, alike = np.repeat(np.arange(8), 5), np.tile(DRAWS.standard_normal((1, 33)).astype(np.float32), (40, 1))
+    assert judged("recall@5", alike, labels).value == 0.0
+    assert judged("recall@5", alike + np.eye(8, 33, dtype=np.float32)[labels], labels).value == 1.0
+
+
 def test_cosine_to_the_original() -> None:
     original, answers = DRAWS.standard_normal((2, 10, 4, 3)).astype(np.float32)
     found = judged("cosine", answers, None, original)

@@ -317,6 +317,16 @@ def test_a_machine_that_talks_without_end_fills_no_disk(
         os.close(number)
 
 
+@pytest.mark.parametrize("said", ["exec cat /dev/zero", "exec yes", "echo taken; exec sleep 600"])
+def test_a_machine_that_talks_while_files_are_sent_is_not_waited_for(
+    said: str, hostile: Callable[[str], Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = hostile(f"*tar*) {said};;")
+    monkeypatch.setattr("optimize.measure.remote._PATIENCE_S", 1.0)
+    with pytest.raises(TargetUnavailable, match="does not answer within 1 s"), Remote(address):
+        pass
+
+
 def test_a_file_that_is_gone_is_not_sent(remote: Remote, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"gone\.onnx' cannot be sent to another machine: No such file"):
         remote.send("gone", {"gone.onnx": tmp_path / "gone.onnx"})
