@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import optimize
 from benchmarks.conditions import conditions
-from benchmarks.distillation import BATCH, CALIBRATION, LOST, SEED, accuracy, described, progress
+from benchmarks.distillation import BATCH, CALIBRATION, LOST, PRECISION, SEED, accuracy, described, progress
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
 from models.train import Pictures, load_split
@@ -106,7 +106,7 @@ def main() -> int:
     test = tuple(tensor.numpy() for tensor in load_split("test", DEFAULT_ROOT))
 
     def train(net: nn.Module, epochs: int, rate: float, **options: Any) -> nn.Module:
-        options |= {"precision": "bfloat16", "seed": SEED, "progress": progress}
+        options |= {"precision": PRECISION, "seed": SEED, "progress": progress}
         Training(Pictures(images, labels, BATCH), epochs=epochs, rate=rate, **options)(net)
         return net
 

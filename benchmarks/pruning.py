@@ -35,7 +35,7 @@ import torch
 
 import optimize
 from benchmarks.conditions import conditions
-from benchmarks.distillation import BATCH, CALIBRATION, SEED, resnet20
+from benchmarks.distillation import BATCH, CALIBRATION, PRECISION, SEED, resnet20
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models.data import DEFAULT_ROOT
 from models.train import Pictures, load_split
@@ -230,7 +230,7 @@ def whole_network(name: str, folder: Path, data: Pictures) -> torch.nn.Module:
     else:
         net = resnet20().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         training = Training(data, (Labels(smoothing=0.1),), epochs=5, rate=0.1)
-    dataclasses.replace(training, precision="bfloat16", seed=SEED, folder=folder / f"{name}-whole")(net)
+    dataclasses.replace(training, precision=PRECISION, seed=SEED, folder=folder / f"{name}-whole")(net)
     return net
 
 
@@ -243,7 +243,7 @@ def criteria(name: str, folder: Path, again: int, less: float = 0.3) -> None:
     seen = [(images[:CALIBRATION], labels[:CALIBRATION])]
     few = Pictures(images[:20_000], labels[:20_000], BATCH)
     moved = copy.deepcopy(whole)
-    movement = Training(few, rate=0.01, precision="bfloat16", seed=SEED, movement=True)(moved).movement
+    movement = Training(few, rate=0.01, precision=PRECISION, seed=SEED, movement=True)(moved).movement
     program = optimize.capture(whole.eval(), (batch,))
     loss = torch.nn.functional.cross_entropy
     ways: list[dict[str, Any]] = [{"criterion": name} for name in (None, *CRITERIA)]
@@ -277,7 +277,7 @@ def train_on(net: torch.nn.Module, few: Pictures, again: int, test: tuple[torch.
     if not again:
         return ""
     few.generator.manual_seed(SEED)
-    Training(few, epochs=again, rate=0.02, precision="bfloat16", seed=SEED)(net)
+    Training(few, epochs=again, rate=0.02, precision=PRECISION, seed=SEED)(net)
     return f"{count_right(net, *test):.2f}"
 
 

@@ -20,6 +20,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import optimize
+from optimize import processor
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.training import Attention, Features, Labels, Logits, Similarity, Training
 from optimize.training.loop import _Trainer, rate_at
@@ -153,6 +154,18 @@ def test_half_precision_trains_float_weights(batches: Batches) -> None:
     fresh, x = net(), batches[0][0]
     fresh.load_state_dict(module.state_dict())
     assert torch.equal(module(x), fresh(x))  # nothing of the casts is left in it
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="not trained on the processor")
+@pytest.mark.parametrize(("flags", "slow"), [({"fpu", "avx2"}, 1), ({"fpu", "avx512_bf16"}, 0)])
+def test_a_processor_that_multiplies_no_bfloat16_is_told(
+    flags: set[str], slow: int, batches: Batches, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(processor, "host", lambda: processor.Processor(flags=frozenset(flags)))
+    Training(batches)(net())
+    Training(batches, precision="bfloat16")(net())
+    told = [each for each in recwarn if "no instruction for products of bfloat16" in str(each.message)]
+    assert len(told) == slow and all(each.filename == __file__ for each in told)
 
 
 def test_inputs_may_be_several_and_named() -> None:
