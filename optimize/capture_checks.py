@@ -83,7 +83,12 @@ def _drawn(program: Program, most: int) -> tuple[torch.Tensor, ...]:
     """Return the example inputs with tokens in place of constant ones, below a bound where no table is known."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
-        torch.randint(0, _vocabulary(program, place, most), tensor.shape, generator=generator).to(tensor.dtype)
+        torch.randint(
+            0,
+            256 if most == _BOUNDS[0] and tensor.dtype is torch.uint8 else _vocabulary(program, place, most),
+            tensor.shape,
+            generator=generator,
+        ).to(tensor.dtype)
         if _is_constant(tensor)
         else tensor
         for place, tensor in enumerate(program.inputs)
@@ -97,19 +102,23 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _is_mask(program: Program, node: fx.Node, place: int) -> bool:
     """Say whether an input is zeros and becomes, moved about, numbers to compute with or truths: a mask of tokens.
 
-    What an embedding reads is tokens, also where a mask is made of them, and what is looked up elsewhere is places.
+    What an embedding reads is tokens, also where a mask is made of them, what is looked up elsewhere is places, and
+    bytes ``[N, C, H, W]`` are pictures.
     """
-    readers = list(_moved(node))
-    if not _is_constant(program.inputs[place]) or any(graph.is_call(user, *_LOOK_UPS) for user in readers):
+    readers, given = list(_moved(node)), program.inputs[place]
+    if not _is_constant(given) or any(graph.is_call(user, *_LOOK_UPS) for user in readers):
+        return False
+    if given.dtype is torch.uint8 and given.dim() > 2:
         return False
     made = [value.dtype for user in readers if (value := tensor_value(user)) is not None]
     return any(dtype.is_floating_point or dtype is torch.bool for dtype in made)
 
 
 def _moved(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the readers of a value, and of what moves it."""
+    """Yield the readers of a value, and of what moves it or counts from the end (``where(x < 0, x + 9, x)``)."""
     for user in node.users:
-        if user.target in (*ops.PERMUTATIONS, *ops.SELECTIONS):
+        is_counted = user.target is aten.where.self and user.args[2] is node
+        if is_counted or user.target in (*ops.PERMUTATIONS, *ops.SELECTIONS):
             yield from _moved(user)
         else:
             yield user

@@ -38,6 +38,8 @@ _HELD_BACK, _FEW_SAMPLES = 4, 16
 _SPREAD = 2654435761  # of multiplicative hashing (Knuth, The Art of Computer Programming 6.4)
 #: Labels that the original is tried on first, and those that it is where it does not do more than guess with these.
 _FEW_TRIED, _MOST_TRIED = 32, 256
+#: Of fewer whole numbers in the examples others are drawn between them, of more they are shuffled.
+_FEW_NUMBERS = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Datasets:
         size_guessed: Whether nobody said how large the pictures are that the model takes.
         held_back: Of so many samples of the calibration data one is judged on, and no pass learns from it; 0 where
             there are few, they may come in another order, passes have them, or there are others to judge on.
+        shared: Whether the labelled data is the calibration data.
     """
 
     calibration: Samples | None
@@ -62,6 +65,7 @@ class Datasets:
     included: bool = False
     size_guessed: bool = False
     held_back: int = 0
+    shared: bool = False
 
     @property
     def learned_from(self) -> Samples | None:
@@ -104,6 +108,8 @@ class Datasets:
         found = []
         if self.evaluation is None and not (self.metric and self.metric.beside_original):
             found.append("Accuracy was not measured: no labelled data was given (--eval, in Python evaluate=).")
+        if self.shared:
+            found.append("Files are judged on the samples that calibrate them, which flatters what is fitted to them.")
         if self.evaluation is None and self.calibration is not None:
             learned = f"one of {self.held_back} of them, which no pass learned from"
             flattered = "them all, which flatters what is fitted to them"
@@ -275,6 +281,7 @@ def open_datasets(
             metric=metric,
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
             size_guessed=bool(program.guessed) and "size" not in recipe.preprocessing,
+            shared=labelled is not None and (labelled is calibrate or (given is not held and labelled == recipe.calib)),
             held_back=0 if taught else _share(given, program, recipe.held_back, others=labelled is not None),
         )
     except UsageError as error:
@@ -309,7 +316,7 @@ def example_inputs(recipe: Recipe, takes: Mapping[str, bool] = MappingProxyType(
 
 
 def _noise(program: Program, batch: int) -> Iterator[Batch]:
-    """Yield batches of normal noise, and of shuffled example values for inputs that are not floating point."""
+    """Yield batches of normal noise, and for other inputs of example values shuffled, or of others between them."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(-(-UNLABELLED_SAMPLES // batch)):
         yield Batch(tuple(_fresh(tensor, generator) for tensor in program.sample(batch)))
@@ -318,6 +325,9 @@ def _noise(program: Program, batch: int) -> Iterator[Batch]:
 def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if tensor.is_floating_point():
         return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    if tensor.numel() < _FEW_NUMBERS and tensor.dtype is not torch.bool:  # a category of each sample: two in all
+        low, high = int(tensor.min()), int(tensor.max())
+        return torch.randint(low, high + 1, tensor.shape, generator=generator).to(tensor.dtype)
     return tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
 
 

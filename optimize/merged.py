@@ -77,6 +77,10 @@ class Merged(nn.Sequential):
             self.to(weight.dtype)
         self.register_buffer(STANDS_FOR, torch.tensor(list(spec.encode()), dtype=torch.uint8))
 
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return what the layer makes of a value, of nothing a copy: what comes behind may write to it."""
+        return super().forward(input) if len(self) else input.clone()
+
     @staticmethod
     def activation(node: fx.Node) -> str | None:
         """Return the name of the activation that a call is; None for other calls."""

@@ -92,6 +92,14 @@ def test_a_part_is_held_back_where_nothing_else_is_there_to_judge_on(
     assert ("which flatters" in told) is not bool(held or labelled)
 
 
+def test_labelled_data_that_calibrates_too_is_told(program: Program, tmp_path: Path) -> None:
+    path, told = tmp_path / "both.npz", "judged on the samples that calibrate them, which flatters"
+    np.savez(path, x=np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), labels=np.arange(16) % 3)
+    same = open_datasets(Recipe(calib=str(path), eval=str(path)), program)
+    others = open_datasets(Recipe(calib=saved(16, tmp_path), eval=str(path)), program)
+    assert told in "".join(same.warnings) and told not in "".join(others.warnings)
+
+
 def test_what_may_come_in_another_order_is_not_held_back(program: Program, tmp_path: Path) -> None:
     """Nor what a fixed batch, or an input without samples, would not be given whole."""
     loader = torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=8, shuffle=True)  # type: ignore[arg-type]

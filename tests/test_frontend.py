@@ -367,6 +367,14 @@ def test_whole_numbers_that_no_table_reads_are_drawn_as_far_as_the_model_takes_t
     assert most // 2 <= int(program.inputs[1].max()) < most
 
 
+def test_pictures_of_bytes_are_no_masks() -> None:
+    """Of ones alone nothing would be told that a file does to a picture."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    net.register_forward_pre_hook(lambda _, given: (given[0].float() / 255,))
+    program = capture_model(net.eval(), lambda _: (torch.zeros(4, 3, 4, 4, dtype=torch.uint8),), Capturing())
+    assert int(program.inputs[0].max()) > 200 and int(program.inputs[0].min()) < 50
+
+
 def test_a_part_left_in_training_mode_is_said() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     net[1].train()

@@ -56,6 +56,8 @@ class Capturing:
 Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
 _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
+#: How many samples a TorchScript module is tried with that branches by them.
+_BATCHES = (4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129)
 _OPTIONS = (
     "Check --input-shape (sizes without the batch, 3,224,224, 16:int64 or 16:bool, ';' between inputs), what "
     "--preprocess makes of pictures, or the data."
@@ -95,6 +97,7 @@ def capture_model(
             if isinstance(held, torch.jit.ScriptModule):
                 program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
                 _hold_against(program, _answers(held, program.inputs))
+                _hold_batches(program, held)
             elif isinstance(held, ForeignGraph):
                 program = capture_foreign(held, examples, how)
             else:
@@ -167,7 +170,7 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
     if how.static_batch is None and not held.free_batch:
         how = replace(how, static_batch=len(inputs[0]))
         notes.append(f"The file fixes its batch of {how.static_batch}; it stays fixed.")
-    program = capture_module(held, inputs, how)
+    program = vary_tokens(capture_module(held, finite_examples(held, inputs), how))
     original = held.original(program.inputs)
     if original is None:
         return replace(
@@ -197,6 +200,50 @@ def _hold_against(program: Program, original: Sequence[torch.Tensor]) -> None:
                 f"What was read of the file answers otherwise than its runtime: by {error / scale:.1e} of the largest.",
                 hint="This is a defect of the reader, not of your model. Give the PyTorch model, and report it.",
             )
+
+
+def _hold_batches(program: Program, module: torch.jit.ScriptModule) -> None:
+    """Check that a module which branches by how many samples there are answers as its program at more of them.
+
+    Raises:
+        Refused: It does not: the program has the branch that the example took.
+    """
+    whole: Any = module.inlined_graph  # what is asked of it ends with it
+    if program.batch is None or not any(map(_asks_size, whole.findAllNodes("prim::If"))):
+        return
+    for batch in _BATCHES:
+        inputs = program.sample(batch)
+        try:
+            wanted = _answers(module, inputs)
+        except Exception:
+            return  # it takes no more
+        try:
+            _hold_against(replace(program, inputs=inputs), wanted)
+        except Exception as error:
+            raise Refused(
+                f"The model branches by its batch, and computes otherwise with {batch} samples than with "
+                f"{program.batch}, so the batch cannot stay free.",
+                hint="Fix it (--static-batch 1, dynamic_batch=False), or give the eager module, whose bounds are read.",
+            ) from error
+
+
+def _asks_size(branch: Any) -> bool:
+    """Say whether a branch of TorchScript is taken by a leading size, and not to refuse it."""
+    if any(block.findNode("prim::RaiseException") is not None for block in branch.blocks()):
+        return False
+    waiting, seen = [next(branch.inputs())], set[int]()
+    while waiting:
+        value = waiting.pop()
+        node, more = value.node(), value.unique() not in seen
+        seen.add(value.unique())
+        if node.kind() in ("aten::size", "aten::__getitem__") and node.inputsSize() > 1:
+            place = list(node.inputs())[1].toIValue()
+            if place not in (None, 0):
+                continue
+        if node.kind() in ("aten::size", "aten::len"):
+            return True
+        waiting += node.inputs() if more else ()
+    return False
 
 
 def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:

@@ -34,7 +34,8 @@ _LANGUAGE = words(
     is_maia is_meta is_mtia is_hpu
     """
 )
-#: Of numbers, texts and containers. ``aten::`` goes before each.
+#: Of numbers, texts and containers. ``aten::`` goes before each. ``replace`` is none of them: it may double a text each
+#: time, and takes the square of its length.
 _SCALARS = words(
     """
     __getitem__ _set_item __contains__ __is__ __isnot__ __not__ __derive_index __range_length
@@ -43,7 +44,7 @@ _SCALARS = words(
     ComplexImplicit floordiv mathremainder modf fabs factorial gcd degrees radians size dim numel device
     is_floating_point is_complex is_contiguous is_non_overlapping_and_dense stride storage_offset element_size
     is_signed is_conj is_neg format percentFormat join startswith endswith strip lower upper split
-    replace find _unwrap_optional warn to cpu _infer_size broadcast_shapes tensor as_tensor ScalarType
+    find _unwrap_optional warn to cpu _infer_size broadcast_shapes tensor as_tensor ScalarType
     is_grad_enabled set_grad_enabled is_autocast_enabled is_autocast_cpu_enabled is_scripting get_device
     _no_grad_embedding_renorm_ isfinite isinf isnan ceil floor round exp sqrt log pow sin cos tan atan2 __upsample
     __upsample_bilinear __upsample_nearest __interpolate dequantize quantize_per_tensor quantize_per_channel

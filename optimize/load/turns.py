@@ -271,7 +271,9 @@ class _Body:
     def _call(self, node: Any) -> float:
         name, given = _callee(node)
         if self._calls.knows(name):
-            called = self._calls.of(name, tuple(map(self._of, given)))
+            # ``__exit__`` is given the error that there is none of, three arguments that the call leaves out.
+            lacking = 3 if node.kind() == "prim::Exit" else 0
+            called = self._calls.of(name, (*map(self._of, given), *(Magnitude(),) * lacking))
         elif "__torch__.torch.classes." in name or node.kind() in _UNNAMED:
             called = Called(1.0, (UNBOUNDED,) * node.outputsSize())
         else:

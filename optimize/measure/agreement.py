@@ -59,8 +59,9 @@ class Agreement:
                 f"has the same largest number in {form.share(self.top1)} of samples alone, and stands at "
                 f"{form.decibels(self.sqnr_db)}: what answers have in common hides what tells them apart."
             )
-        told = [f"shows nothing in the output '{name}': it {why}." for name, why in self.unproved.items()]
-        return next(iter([*told, *self.beside.values()]), "")
+        if told := [f"'{name}': it {why}" for name, why in self.unproved.items()]:
+            return f"shows nothing in the output {form.named(told, 3)}."
+        return next(iter(self.beside.values()), "")
 
     @property
     def doubt(self) -> str:
@@ -153,7 +154,14 @@ class AgreementMeter:
         if distance.undefined:
             share = form.share(max(distance.undefined, 1e-4))
             return f"answers NaN where the original does, {share} of the output '{name}': nothing is compared there."
-        return f"answers in {got} in the output '{name}', where the original answers in {want}." if want != got else ""
+        if want != got:
+            return f"answers in {got} in the output '{name}', where the original answers in {want}."
+        if self._lost[name].is_common:
+            return (
+                f"is as far off in the output '{name}' as one fixed answer, the mean of all: what answers have in "
+                "common hides what tells them apart."
+            )
+        return ""
 
 
 def _count_alike(held: tuple[np.ndarray, int] | None, output: np.ndarray) -> tuple[np.ndarray, int]:

@@ -143,13 +143,17 @@ def _lost(most: float, found: Accuracy | None) -> BoundCheck:
     wanted = " ".join(filter(None, (f"at most {most:g}", unit, worse)))
     if found is None:
         return BoundCheck(wanted, "not measured", met=False)
-    met, guessing = _keeps(most, found), found.no_better
+    met = _keeps(most, found)
     change = form.change(found.value - found.baseline, found.unit)
     between = form.change_interval(found.difference_low, found.difference_high, found.unit)
     shown = f"{change} {between}".strip()
-    if met is not False and guessing:
-        return BoundCheck(wanted, shown, None, f"not judged: what it is held against has {guessing}", judged=False)
+    if met is not False and found.no_better:
+        return BoundCheck(wanted, shown, None, _guessing(found), judged=False)
     return BoundCheck(wanted, shown + _sides(most, found), met, _advice(most, found) if met is None else "")
+
+
+def _guessing(found: Accuracy) -> str:
+    return f"not judged: what it is held against has {found.no_better}"
 
 
 def _sides(most: float, found: Accuracy) -> str:
@@ -174,6 +178,8 @@ def _reached(least: float, found: Accuracy | None) -> BoundCheck:
         for value in (found.value, found.low, found.high)
     )
     low, high = sorted(ends)
+    if high <= _ROUNDING and found.no_better:
+        return BoundCheck(wanted, shown, None, _guessing(found), judged=False)
     if high <= _ROUNDING or low > _ROUNDING:
         return BoundCheck(wanted, shown, high <= _ROUNDING)
     nearer = abs(high - missed if missed <= 0 else missed - low)

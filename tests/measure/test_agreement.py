@@ -88,10 +88,18 @@ FLAT, DRAWN, EMPTY = np.full((4, 3), 7.0), np.random.default_rng(0).normal(size=
         ([DRAWN], "", ""),
         ([FLAT], "'0': it was the same for all", "'0' was the same for all samples"),
         ([np.array(7.0)], "'0': it was the same for all", "'0' was the same for all samples"),
-        ([FLAT, FLAT], "'0': it was the same for all", "'0' was the same for all samples and '1' was the same"),
+        (
+            [FLAT, FLAT],
+            "'0': it was the same for all samples, '1': it was the same for all",
+            "'0' was the same for all samples and '1' was the same",
+        ),
         ([DRAWN, FLAT], "'1': it was the same for all", ""),
         ([DRAWN, EMPTY], "'1': it held no number", "'1' held no number"),
-        ([FLAT, EMPTY], "'0': it was the same for all", "'0' was the same for all samples and '1' held no number"),
+        (
+            [FLAT, EMPTY],
+            "'0': it was the same for all samples, '1': it held no number",
+            "'0' was the same for all samples and '1' held no number",
+        ),
     ],
 )
 def test_outputs_that_any_model_would_answer_prove_nothing(outputs: list[np.ndarray], caution: str, doubt: str) -> None:
@@ -336,3 +344,26 @@ def test_a_part_that_is_lost_beside_larger_numbers_is_told() -> None:
             found = meter.result()
             assert found is not None and found.sqnr_db > 35
             assert found.lost == ({"y": told} if told else {}) and bool(found.caution) is bool(told)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(0.1, False), (0.9, False), (1.2, True), (3.0, True)])
+def test_a_file_that_one_fixed_answer_would_beat_is_told(apart: float, told: bool) -> None:
+    """Prices around 1,000: thirty decibels and more are what all of them have in common."""
+    draws = np.random.default_rng(0)
+    wanted = 1000 + 8 * draws.standard_normal((400, 1))
+    meter = AgreementMeter()
+    for start in range(0, 400, 64):
+        rows = wanted[start : start + 64]
+        meter.update([rows], [rows + apart * 8 * draws.standard_normal(rows.shape)], ["price"])
+    found = meter.result()
+    assert found is not None and found.sqnr_db > 30
+    assert ("as far off in the output 'price' as one fixed answer," in found.caution) is told
+
+
+def test_large_outputs_and_few_samples_say_nothing_of_fixed_answers() -> None:
+    for shape in ((6, 1), (400, 1 << 17)):
+        meter, wanted = AgreementMeter(), np.full(shape, 1000.0, np.float32)
+        wanted[::2] += 1
+        meter.update([wanted], [wanted + 5])
+        found = meter.result()
+        assert found is not None and not found.caution

@@ -118,6 +118,10 @@ def test_nothing_is_kept_beside_an_original_that_guesses() -> None:
     assert check(0.91, 0, mostly).met is None and check(0.96, 0, mostly).met is True
     one = np.zeros(500, np.int64)  # of one class a file that is broken altogether may have all labels right
     assert check(1.0, 0, one).met is None and check(1.0, 9, one).met is False
+    meter, right = AccuracyMeter(), {"y": np.eye(6)[one]}
+    meter.update(right, right, one)
+    alone = Bound(min_accuracy=90.0).check(Quality(accuracy=meter.result()))
+    assert alone.verdict == "not judged" and alone.found == "100 %"
 
 
 def test_pixels_of_one_class_alone_show_nothing() -> None:

@@ -327,3 +327,12 @@ def test_a_layer_has_a_place_wherever_a_file_says_its_modules_lie(path: str) -> 
         and all(isinstance(graph.attribute(thin.graph_module, name), nn.Parameter) for name in held)
     )
     assert thin.run([torch.rand(3, 4)])[0].shape == (3, 4)
+
+
+def test_nothing_in_place_of_a_layer_leaves_its_input_as_it_is() -> None:
+    """What comes behind may write to what it gives, as activations do."""
+    x = torch.randn(4, 3)
+    kept, net = x.clone(), nn.Sequential(Merged("none - -", None), nn.ReLU(inplace=True))
+    assert (net(x) >= 0).all() and torch.equal(x, kept)
+    program = optimize.capture(net.eval(), (x,))
+    assert [node.target for node in program.graph.nodes if node.op == "call_function"] == [graph.aten.relu.default]

@@ -171,12 +171,25 @@ def test_weights_by_names_that_a_module_has_itself(tmp_path: Path) -> None:
     assert [path for path, _ in program.graph_module.named_parameters()] == ["forward_.type_"]
 
 
+class Masked(torch.nn.Module):
+    """The mean of tokens that a mask lets through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(500, 4)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weight = mask.float()[..., None]
+        return (self.table(tokens) * weight).sum(1) / weight.sum(1)
+
+
 def test_an_example_of_whole_numbers_hides_nothing(tmp_path: Path) -> None:
-    path = graph_file(tmp_path / "net.onnx", helper.make_node("Add", ["x", "mask"], ["y"]))
-    model = onnx.load(path)
-    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch", 8]))
-    examples = OnnxGraph(model, path).examples(2)
-    assert examples is not None and examples[1].tolist() == [[1] * 8] * 2
+    """One token in every place would hide all others, and a mask of nothing all of them."""
+    program = optimize.capture(Masked().eval(), (torch.randint(0, 500, (2, 8)), torch.ones(2, 8, dtype=torch.int64)))
+    again = opened(optimize.export(program, "onnx", tmp_path / "net.onnx").path)
+    tokens, mask = again.inputs
+    assert len(tokens.unique()) > 8 and mask.unique().tolist() == [1]
+    assert not any("training mode" in note for note in again.notes)
 
 
 @pytest.mark.parametrize(

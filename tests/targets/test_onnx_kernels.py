@@ -108,14 +108,27 @@ def test_channels_are_widened_and_the_float_answer_is_kept() -> None:
     assert (shapes["squeeze"], shapes["excite"], shapes["project"]) == ((8, 32, 1, 1), (32, 8, 1, 1), (16, 32, 1, 1))
 
 
+@pytest.mark.parametrize(("channels", "wide"), [(3, 16), (12, 16), (16, 16), (18, 24), (20, 24), (24, 24), (36, 40)])
+def test_maps_have_as_many_channels_as_a_step_writes(channels: int, wide: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(4, channels, 3), nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1), nn.Conv2d(channels, 16, 1)
+    )
+    program = quantized(net, (4, 12, 12))
+    artifact, _ = export(program, tmp_path)
+    shapes = {name: weight.shape for name, weight in weights(artifact.path).items()}
+    assert shapes == {"0": (wide, 4, 3, 3), "2": (wide, wide, 3, 3), "3": (16, wide, 1, 1)}
+    assert sqnr_db(program, artifact, (4, 12, 12)) >= 25
+
+
 class Open(nn.Module):
     """Channels that something else reads, holds constants for, or groups: none can be widened."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = (nn.Conv2d(6, 6, 3, padding=1, groups=6) for _ in range(3))
-        self.fourth, self.fifth, self.sixth = nn.Conv2d(4, 6, 1), nn.Conv2d(6, 6, 1, groups=2), nn.Conv2d(4, 6, 1)
-        self.last, self.line = nn.Conv2d(6, 4, 1), nn.Linear(6, 2)
+        self.fourth, self.fifth, self.sixth = nn.Conv2d(16, 6, 1), nn.Conv2d(6, 6, 1, groups=2), nn.Conv2d(16, 6, 1)
+        self.last, self.line = nn.Conv2d(6, 16, 1), nn.Linear(6, 2)
         self.scale = nn.Parameter(torch.rand(6, 1, 1))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

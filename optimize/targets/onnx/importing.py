@@ -86,10 +86,10 @@ class OnnxGraph(ForeignGraph):
         }
         paths = {name: _path(name) for name in sorted(read & stored.keys() - self._numbers.keys())}
         self._steps = [(node, self._scope(node, stored, paths)) for node in nodes]
-        self.eval()
         for name, place in paths.items():
             self._own(place, stored[name])
         self._weights = paths
+        self.eval()
 
     @property
     def free_batch(self) -> bool:
@@ -98,7 +98,7 @@ class OnnxGraph(ForeignGraph):
         return all(not dims or not dims[0].HasField("dim_value") for dims in shapes)
 
     def examples(self, batch: int) -> tuple[torch.Tensor, ...] | None:
-        """Return inputs of the sizes that the file says, noise and ones; None where it leaves others free."""
+        """Return inputs of the sizes that the file says, noise and zeros; None where it leaves others free."""
         generator, found = torch.Generator().manual_seed(0), []
         for entry in self._inputs:
             kind = entry.type.tensor_type
@@ -108,8 +108,8 @@ class OnnxGraph(ForeignGraph):
                 return None
             dtype = torch_type(kind.elem_type)
             noise = torch.randn(sizes, generator=generator)
-            # A mask of zeros would hide everything.
-            found.append(noise.to(dtype) if dtype.is_floating_point else torch.ones(sizes, dtype=dtype))
+            truths = torch.full(sizes, dtype is torch.bool, dtype=dtype)  # a mask of nothing would hide everything
+            found.append(noise.to(dtype) if dtype.is_floating_point else truths)
         return tuple(found)
 
     def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:

@@ -40,6 +40,7 @@ from optimize.targets.onnx_graph.external import weight_bytes, weights_path, wri
 from optimize.targets.onnx_graph.lifting import lifted
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.shapes import settle_reshapes
+from optimize.targets.onnx_graph.whole_numbers import computes_whole_numbers, spellings
 from optimize.targets.probe import Calls, module_of
 from optimize.tracing import light_traces, shape_rules
 
@@ -216,7 +217,8 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
         registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload)
     )
     with_one_head = any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls)
-    if known and not with_one_head and is_settled(program.graph):
+    is_whole = computes_whole_numbers(program.graph)
+    if known and not with_one_head and not is_whole and is_settled(program.graph):
         exported = lifted(program)
         exported.run_decompositions = lambda table: _spelled(exported)
         return exported
@@ -227,7 +229,9 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
         own[_SCATTERED] = _scattered_mean
     if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
         own[_BATCH_NORM] = _BATCH_NORM.decompose
-    exported.run_decompositions = lambda table: _spelled(take_apart({**table, **own}))
+    exported.run_decompositions = lambda table: _spelled(
+        take_apart({**table, **own, **(spellings(table) if is_whole else {})})
+    )
     return exported
 
 
@@ -244,6 +248,8 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
     for node in exported.graph.nodes:
         if node.target is operator.floordiv and not all(map(_is_natural, _numbers(node))):
             node.update_arg(0, _without_rest(node))
+        if node.target is aten.clamp.default and node.meta["val"].is_floating_point():
+            node.args, node.kwargs = fx.map_aggregate((node.args, node.kwargs), _as_float)
         if _is_mean(node):
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
         elif graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS):
@@ -251,6 +257,11 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
             node.target = aten.convolution.default
             node.args = (x, weight, bias, stride, padding, dilation, True, outer, groups)
     return exported
+
+
+def _as_float(number: Any) -> Any:
+    """Return a whole number as a float: the exporter knows no clamp between one of each."""
+    return float(number) if type(number) is int else number
 
 
 def _numbers(node: fx.Node) -> Any:

@@ -44,7 +44,10 @@ _SIGNS = "{} layers of signs are computed in INT8: OpenVINO {}."
 _FREE = "counts bits where all sizes are fixed (openvino.batch=1)"
 #: How far what bits give may be from what INT8 gives, of the largest value, by what floats are computed in.
 _LAST_BITS = {"f32": 1e-5, "bf16": 1e-2}
-_NARROW = "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits: larger integers are not kept."
+_NARROW = (
+    "OpenVINO's CPU plug-in computes 64-bit numbers in 32 bits, and powers and sums along an axis in float32: whole "
+    "numbers beyond 2^31, and such results beyond 2^24, are not kept."
+)
 
 
 @register_target
@@ -164,7 +167,7 @@ $feeds
         kernels, counted, signs = _write(runtime, model, asked, self.files(path), made_for(self, program), arrays)
         plan = program.quantization
         alone = plan is not None and plan.mode == "weights"
-        wide = any(tensor.dtype.itemsize == 8 for tensor in program.inputs)
+        wide = any(tensor.dtype.itemsize >= 4 and not tensor.is_floating_point() for tensor in program.inputs)
         told = notes(kernels, asked, usable_precision(core(), asked))
         return describe(
             self,
@@ -239,6 +242,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.rewrites import (
         join_ends,
+        keep_whole_numbers,
         reduce_integers,
         scale_products,
         settle_tables,
@@ -259,6 +263,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     scale_products(model)
     write_spectra(model)
     join_ends(model)
+    keep_whole_numbers(model)
     if plan is None:
         return model, None, origins
     if plan.mode == "weights":

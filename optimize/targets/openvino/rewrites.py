@@ -20,11 +20,16 @@
 6. ``STFT`` is read where its batch has one size alone. It is a convolution with the cosines and sines of a frame,
    times the window.
 7. ``Pad`` that wraps around, of circular convolutions, is the value between its own ends: OpenVINO has no such mode.
+8. OpenVINO divides and compares integers, and takes what is left, in float32, which is wrong beyond 2^24. What a
+   quotient ``q`` that is nearly right leaves, ``r = a - q b``, is exact, and small: ``a mod b = r mod b``, and the
+   quotient rounded down is ``q + (r - r mod b) / b``. Differences are compared with 0.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -47,7 +52,8 @@ from optimize.targets.onnx_graph.nodes import (
 )
 from optimize.targets.onnx_graph.quantize import through_integers
 
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_HALVES, _WHOLE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
+_COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _AXIS = 1
 _ALL = np.iinfo(np.int64).max  # an end of a Slice that is the end of the axis
 
@@ -93,6 +99,55 @@ def _cut(
     named = zip(("from", "to", "axis"), bounds, strict=True)
     limits = [store(graph, f"{name}_{word}", np.asarray([number])) for word, number in named]
     return add(graph, "Slice", [value, *limits], name=f"{name}_part", like=like)
+
+
+def keep_whole_numbers(model: ir.Model) -> None:
+    """Write quotients, rests and comparisons of whole numbers exactly, but those of sizes, in place (rule 8)."""
+    graph, sizes = model.graph, set[ir.Value]()
+    for node in list(graph):
+        if node.op_type in ("Shape", "Size") or any(value in sizes for value in node.inputs):
+            sizes.update(node.outputs)
+        elif node.op_type in ("Div", "Mod") and node.outputs[0].dtype in _WHOLE:
+            _correct(graph, node)
+        elif node.op_type in _COMPARISONS and not any(map(_is_small, node.inputs)):
+            _compare_with_zero(graph, node)
+    tidy(model)
+
+
+def _is_small(value: ir.Value | None) -> bool:
+    """Say whether a value is no whole number of more than 24 bits, as far as that is known."""
+    array = constant(value)
+    return value is None or value.dtype not in _WHOLE or (array is not None and bool((np.abs(array) < 1 << 24).all()))
+
+
+def _compare_with_zero(graph: ir.Graph, node: ir.Node) -> None:
+    (a, b), old = node.inputs, node.outputs[0]
+    assert a is not None and b is not None and a.dtype is not None
+    apart = add(graph, "Sub", [a, b], name=f"{name_of(old)}_apart", like=old, dtype=a.dtype)
+    node.replace_input_with(0, apart)
+    node.replace_input_with(1, store(graph, f"{name_of(old)}_zero", _like(0, a)))
+
+
+def _correct(graph: ir.Graph, node: ir.Node) -> None:
+    """Let a quotient, rounded towards zero, or a rest be that of what a first quotient leaves."""
+    (a, b), old = node.inputs, node.outputs[0]
+    if a is None or b is None or old.dtype is None or node.attributes.get_int("fmod", 0):
+        return
+    zero, number = store(graph, f"{name_of(old)}_zero", _like(0, old)), itertools.count()
+
+    def put(kind: str, *inputs: ir.Value | None, like: ir.Value = old, **more: Any) -> ir.Value:
+        return add(graph, kind, inputs, name=f"{name_of(old)}_{next(number)}", like=like, **more)
+
+    first = put("Div", a, b)
+    left = put("Sub", a, put("Mul", first, b))
+    rest = put("Mod", left, b)
+    if node.op_type == "Mod":
+        _stand_in(node, rest)
+        return
+    down, truths = put("Add", first, put("Div", put("Sub", left, rest), b)), {"dtype": ir.DataType.BOOL}
+    apart = put("Xor", *(put("Less", value, zero, like=value, **truths) for value in (a, b)), **truths)
+    up = put("And", apart, put("Not", put("Equal", rest, zero, **truths), **truths), **truths)
+    _stand_in(node, put("Add", down, put("Cast", up, attributes={"to": old.dtype.value})))
 
 
 def widen(model: ir.Model) -> None:
