@@ -78,3 +78,14 @@ def test_whole_numbers_are_exact(dtype: torch.dtype, low: int, high: int, target
     file = optimize.export(program, target, tmp_path / ("net.xml" if target == "openvino" else "net.onnx"))
     wanted, found = net(x, y), file.load()(x, y)
     assert [name for name, answer in wanted.items() if not torch.equal(answer, torch.as_tensor(found[name]))] == []
+
+
+@pytest.mark.parametrize(("target", "name"), [("onnx", "net.onnx"), ("openvino", "net.xml")])
+def test_a_clamp_between_a_whole_number_and_a_float(target: str, name: str, tmp_path: Path) -> None:
+    class Clamp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.clamp(x, 0, 0.3) + x.clamp(max=1)
+
+    x = torch.linspace(-2, 2, 40).reshape(5, 8)
+    file = optimize.export(optimize.capture(Clamp().eval(), (x[:2],)), target, tmp_path / name)
+    assert torch.equal(torch.as_tensor(file.load()(x)), Clamp()(x))

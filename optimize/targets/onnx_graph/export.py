@@ -249,7 +249,8 @@ def _spelled(exported: torch.export.ExportedProgram) -> torch.export.ExportedPro
         if node.target is operator.floordiv and not all(map(_is_natural, _numbers(node))):
             node.update_arg(0, _without_rest(node))
         if node.target is aten.clamp.default and node.meta["val"].is_floating_point():
-            node.args, node.kwargs = fx.map_aggregate((node.args, node.kwargs), _as_float)
+            node.args = tuple(map(_as_float, node.args))
+            node.kwargs = {name: _as_float(number) for name, number in node.kwargs.items()}
         if _is_mean(node):
             node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
         elif graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS):

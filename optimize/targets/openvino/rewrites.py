@@ -131,7 +131,7 @@ def _compare_with_zero(graph: ir.Graph, node: ir.Node) -> None:
 def _correct(graph: ir.Graph, node: ir.Node) -> None:
     """Let a quotient, rounded towards zero, or a rest be that of what a first quotient leaves."""
     (a, b), old = node.inputs, node.outputs[0]
-    if a is None or b is None or old.dtype is None or node.attributes.get_int("fmod", 0):
+    if a is None or b is None or old.dtype is None or node.attributes.get_int("fmod", 0) != 0:
         return
     zero, number = store(graph, f"{name_of(old)}_zero", _like(0, old)), itertools.count()
 
@@ -144,7 +144,7 @@ def _correct(graph: ir.Graph, node: ir.Node) -> None:
     if node.op_type == "Mod":
         _stand_in(node, rest)
         return
-    down, truths = put("Add", first, put("Div", put("Sub", left, rest), b)), {"dtype": ir.DataType.BOOL}
+    down, truths = put("Add", first, put("Div", put("Sub", left, rest), b)), dict[str, Any](dtype=ir.DataType.BOOL)
     apart = put("Xor", *(put("Less", value, zero, like=value, **truths) for value in (a, b)), **truths)
     up = put("And", apart, put("Not", put("Equal", rest, zero, **truths), **truths), **truths)
     _stand_in(node, put("Add", down, put("Cast", up, attributes={"to": old.dtype.value})))
