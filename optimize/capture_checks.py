@@ -83,12 +83,7 @@ def _drawn(program: Program, most: int) -> tuple[torch.Tensor, ...]:
     """Return the example inputs with tokens in place of constant ones, below a bound where no table is known."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
-        torch.randint(
-            0,
-            256 if most == _BOUNDS[0] and tensor.dtype is torch.uint8 else _vocabulary(program, place, most),
-            tensor.shape,
-            generator=generator,
-        ).to(tensor.dtype)
+        torch.randint(0, _vocabulary(program, place, most), tensor.shape, generator=generator).to(tensor.dtype)
         if _is_constant(tensor)
         else tensor
         for place, tensor in enumerate(program.inputs)
@@ -125,8 +120,9 @@ def _moved(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _vocabulary(program: Program, index: int, most: int) -> int:
-    """Return the rows of the smallest embedding that reads an input directly, ``most`` where none does."""
+    """Return the rows of the smallest embedding that reads an input directly; else ``most``, of bytes first all."""
     placeholder = program.placeholders[index]
+    most = 256 if most == _BOUNDS[0] and program.inputs[index].dtype is torch.uint8 else most
     tables = [
         graph.constant(program.graph_module, node.args[0])
         for node in graph.calls(program.graph, aten.embedding.default)

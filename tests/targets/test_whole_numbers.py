@@ -26,6 +26,7 @@ ALWAYS: dict[str, Binary] = {
     "halves": lambda x, _: x >> 1,
     "shifted": lambda x, _: x >> 6,
     "eighths": lambda x, _: x // 8,
+    "reshaped": lambda x, _: x.reshape(-1, 2, x.shape[1] // 2).flatten(1) % 33,
     "equal": lambda x, y: x // y * y == x - x % y,
     "next": lambda x, _: x == torch.where(x > 5, x - 1, x),
     "less": lambda x, _: torch.where(x > 5, x - 1, x) < x,

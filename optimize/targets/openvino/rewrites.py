@@ -105,7 +105,8 @@ def keep_whole_numbers(model: ir.Model) -> None:
     """Write quotients, rests and comparisons of whole numbers exactly, but those of sizes, in place (rule 8)."""
     graph, sizes = model.graph, set[ir.Value]()
     for node in list(graph):
-        if node.op_type in ("Shape", "Size") or any(value in sizes for value in node.inputs):
+        read = {value for value in node.inputs if value is not None and constant(value) is None}
+        if node.op_type in ("Shape", "Size") or (read and read <= sizes):
             sizes.update(node.outputs)
         elif node.op_type in ("Div", "Mod") and node.outputs[0].dtype in _WHOLE:
             _correct(graph, node)
