@@ -82,7 +82,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 70_938, 344, 492
+MOST_LINES, MOST_FILES, MOST_CLASSES = 70_936, 344, 492
 
 
 @functools.cache

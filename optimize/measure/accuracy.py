@@ -42,7 +42,7 @@ class Accuracy:
         beside_original: Whether the original's outputs stood for labels.
         worst: The artifact's value of the sample that it answers worst, where each has a number of its own.
         guessed: The share that always naming the most frequent labels has right; None where labels are no classes.
-        baseline_low: Lower end of the 95 % interval of ``baseline``; None for a single sample.
+        baseline_low: Lower end of the 95 % interval of ``baseline``; None where it is that of samples right or wrong.
     """
 
     metric: str
@@ -103,7 +103,8 @@ class Accuracy:
     @property
     def no_better(self) -> str:
         """How many labels the original and guessing have right; empty where the original surely has more."""
-        if self.guessed is None or (self.baseline_low is not None and self.baseline_low > self.guessed):
+        least = statistics.wilson(self.baseline, self.samples)[0] if self.baseline_low is None else self.baseline_low
+        if self.guessed is None or least > self.guessed:
             return ""
         right, guessed = (form.score(share, self.unit) for share in (self.baseline, self.guessed))
         labels = form.plural(self.samples, self.noun)
@@ -128,7 +129,6 @@ class Accuracy:
             *(self.samples * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)]))
         )
         figures: dict[str, Any] = {"baseline": baseline, "difference_low": low, "difference_high": high}
-        figures["baseline_low"] = statistics.wilson(baseline, self.samples)[0]
         return replace(self, lost=None, gained=None, **figures)
 
     def drop_interval(self, times: float = 1.0) -> tuple[float, float] | None:
@@ -270,9 +270,7 @@ def _flips(expected: np.ndarray, found: np.ndarray) -> dict[str, Any]:
     low, high = statistics.newcombe(both, gained, lost, samples - both - lost - gained)
     ends = dict(zip(("low", "high"), statistics.wilson(value, samples), strict=True))
     told = {"lost": lost, "gained": gained, "flips": True, "difference_low": low, "difference_high": high}
-    baseline = float(expected.mean())
-    told["baseline_low"] = statistics.wilson(baseline, samples)[0]
-    return {"value": value, "baseline": baseline, "samples": samples, **told, **ends}
+    return {"value": value, "baseline": float(expected.mean()), "samples": samples, **told, **ends}
 
 
 def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, Any]:
