@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import optimize
+from benchmarks.distillation import PRECISION
 from benchmarks.flags import fused, int8
 from models.data import DEFAULT_ROOT
 from models.mobilenetv3 import mobilenetv3_tiny
@@ -57,7 +58,7 @@ def trained(name: str, epochs: int, weights: Path | None) -> nn.Module:
         epochs=epochs,
         warm_up=0.5 / epochs,
         optimizer=lambda weights: torch.optim.AdamW(weights, 2e-3, weight_decay=0.05),
-        precision="bfloat16",
+        precision=PRECISION,
     )(net)
     if known:
         known.parent.mkdir(parents=True, exist_ok=True)

@@ -281,7 +281,7 @@ def open_datasets(
             metric=metric,
             included=any(entry.name == "IncludePreprocess" for entry in recipe.passes),
             size_guessed=bool(program.guessed) and "size" not in recipe.preprocessing,
-            shared=labelled is not None and (labelled is calibrate or (given is not held and labelled == recipe.calib)),
+            shared=labelled == recipe.calib if isinstance(labelled, str) else labelled is calibrate is not None,
             held_back=0 if taught else _share(given, program, recipe.held_back, others=labelled is not None),
         )
     except UsageError as error:

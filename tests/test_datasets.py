@@ -98,6 +98,10 @@ def test_labelled_data_that_calibrates_too_is_told(program: Program, tmp_path: P
     same = open_datasets(Recipe(calib=str(path), eval=str(path)), program)
     others = open_datasets(Recipe(calib=saved(16, tmp_path), eval=str(path)), program)
     assert told in "".join(same.warnings) and told not in "".join(others.warnings)
+    arrays = open_datasets(
+        Recipe(calib=str(path)), program, evaluate=np.ones((8, 4), np.float32), metric=find("cosine")
+    )
+    assert told not in "".join(arrays.warnings)
 
 
 def test_what_may_come_in_another_order_is_not_held_back(program: Program, tmp_path: Path) -> None:

@@ -234,15 +234,16 @@ def _asks_size(branch: Any) -> bool:
     waiting, seen = [next(branch.inputs())], set[int]()
     while waiting:
         value = waiting.pop()
-        node, more = value.node(), value.unique() not in seen
+        if value.unique() in seen:
+            continue
         seen.add(value.unique())
-        if node.kind() in ("aten::size", "aten::__getitem__") and node.inputsSize() > 1:
-            place = list(node.inputs())[1].toIValue()
-            if place not in (None, 0):
-                continue
+        node = value.node()
+        place = list(node.inputs())[1:2] if node.kind() in ("aten::size", "aten::__getitem__") else []
+        if place and place[0].toIValue() not in (None, 0):
+            continue
         if node.kind() in ("aten::size", "aten::len"):
             return True
-        waiting += node.inputs() if more else ()
+        waiting += node.inputs()
     return False
 
 

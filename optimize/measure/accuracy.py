@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -161,7 +160,7 @@ class AccuracyMeter:
     metric: Metric | None = None
     _expected: list[np.ndarray] = field(default_factory=list)
     _found: list[np.ndarray] = field(default_factory=list)
-    _classes: Counter[int] = field(default_factory=Counter)
+    _classes: np.ndarray | int = 0
     _ends: set[Any] = field(default_factory=set)
     _beside_original: bool = False
     _room: int = field(default_factory=lambda: min(bounds.free_bytes() // _ROWS, _ROWS_BYTES))
@@ -189,8 +188,9 @@ class AccuracyMeter:
                 told = f"The metric '{self.metric.name}' returned rows of {now} after rows of {before}."
                 raise Refused(told, hint="A metric returns one form of rows, whatever the batch.")
         if self.metric.guesses:
-            count = labels[(labels >= 0) & (labels < _judged(expected).shape[1])]  # others are void
-            self._classes.update(dict(zip(*map(np.ndarray.tolist, np.unique(count, return_counts=True)), strict=True)))
+            classes = _judged(expected).shape[1]
+            valid = labels[(labels >= 0) & (labels < classes)].astype(np.int64)  # others are void
+            self._classes = self._classes + np.bincount(valid, minlength=classes)
         if self._room < 0:
             samples = sum(map(len, self._found))
             raise Refused(
@@ -234,9 +234,9 @@ class AccuracyMeter:
         )
 
 
-def _guessed(most: int, classes: Counter[int]) -> float | None:
+def _guessed(most: int, counts: np.ndarray | int) -> float | None:
     """Return the share of labels that are among the most frequent; None where there are none."""
-    return sum(count for _, count in classes.most_common(most)) / classes.total() if classes else None
+    return float(np.sort(counts)[-most:].sum() / np.sum(counts)) if np.any(counts) else None
 
 
 def _judged(outputs: Outputs) -> np.ndarray:

@@ -156,7 +156,7 @@ class AgreementMeter:
             return f"answers NaN where the original does, {share} of the output '{name}': nothing is compared there."
         if want != got:
             return f"answers in {got} in the output '{name}', where the original answers in {want}."
-        if self._lost[name].is_common:
+        if self._lost[name].is_common(distance.noise_power):
             return (
                 f"is as far off in the output '{name}' as one fixed answer, the mean of all: what answers have in "
                 "common hides what tells them apart."

@@ -67,13 +67,12 @@ class LostParts:
     _sums: dict[int, np.ndarray | None] = field(default_factory=dict)
     _places: np.ndarray | None = None
     _samples: int = 0
-    _noise: float = 0.0
 
     def update(self, expected: np.ndarray, found: np.ndarray) -> None:
         """Add a batch of floats ``[N, ...]`` of one shape; others say nothing here."""
         if expected.ndim < 2 or not (is_float(expected) and is_float(found)):
             return
-        self._count_places(expected, found)
+        self._count_places(expected)
         for axis in {1, expected.ndim - 1}:
             if not 1 < expected.shape[axis] <= _MOST_PARTS:
                 continue
@@ -86,25 +85,24 @@ class LostParts:
             # Sizes that are free have no places of their own.
             self._sums[axis] = before + sums if before is not None and before.shape == sums.shape else None
 
-    def _count_places(self, expected: np.ndarray, found: np.ndarray) -> None:
+    def _count_places(self, expected: np.ndarray) -> None:
         """Add up each place over the samples, but of large outputs and of those whose sizes change."""
         before, places = self._places, math.prod(expected.shape[1:])
         is_first, self._samples, self._places = not self._samples, self._samples + len(expected), None
         if places > _MOST_PLACES or not (is_first or (before is not None and before.shape[1] == places)):
             return
-        rows, others = (as_reals(array).reshape(len(array), places) for array in (expected, found))
+        rows = as_reals(expected).reshape(len(expected), places)
         with np.errstate(over="ignore", invalid="ignore"):
             sums = np.stack([rows.sum(0), np.square(rows).sum(0)])
-            self._noise += float(np.square(rows - others).sum())
         self._places = sums if before is None else before + sums
 
-    @property
-    def is_common(self) -> bool:
-        """Whether one fixed answer, the mean of all, would be as near as what was found: no sample is told apart."""
-        if self._places is None or self._samples < _FEW_VALUES or not math.isfinite(self._noise):
+    def is_common(self, noise_power: float) -> bool:
+        """Whether one fixed answer, the mean of all, would be as near as what has such noise: it tells none apart."""
+        if self._places is None or self._samples < _FEW_VALUES:
             return False
-        (total, power), least = self._places, _ROUNDING * float(self._places[1].sum())
-        return self._noise >= float((power - np.square(total) / self._samples).sum()) > least
+        total, power = self._places
+        apart = float((power - np.square(total) / self._samples).sum())
+        return noise_power * self._samples * len(power) >= apart > _ROUNDING * float(power.sum())
 
     def result(self) -> str:
         """Return how many parts are lost, in words; empty where none is."""

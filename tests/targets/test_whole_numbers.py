@@ -21,7 +21,7 @@ ALWAYS: dict[str, Binary] = {
     "to zero": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "to zero by 33": lambda x, _: torch.div(x, 33, rounding_mode="trunc"),
     "rest": lambda x, y: x % y,
-    "rest of 1000": lambda x, _: x % 101,
+    "rest of 101": lambda x, _: x % 101,
     "fmod": lambda x, y: torch.fmod(x, y),
     "halves": lambda x, _: x >> 1,
     "shifted": lambda x, _: x >> 6,

@@ -105,7 +105,8 @@ def keep_whole_numbers(model: ir.Model) -> None:
     """Write quotients, rests and comparisons of whole numbers exactly, but those of sizes, in place (rule 8)."""
     graph, sizes = model.graph, set[ir.Value]()
     for node in list(graph):
-        read = {value for value in node.inputs if value is not None and constant(value) is None}
+        is_whole = node.outputs[0].dtype in (*_WHOLE, ir.DataType.BOOL)  # of layers no weight is looked at
+        read = {value for value in node.inputs if is_whole and value is not None and constant(value) is None}
         if node.op_type in ("Shape", "Size") or (read and read <= sizes):
             sizes.update(node.outputs)
         elif node.op_type in ("Div", "Mod") and node.outputs[0].dtype in _WHOLE:
