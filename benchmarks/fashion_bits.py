@@ -82,7 +82,8 @@ def float_network(name: str, asked: argparse.Namespace, data: Pictures) -> nn.Mo
     else:
         folder = asked.keep and asked.keep / "float"
         labels = (Labels(smoothing=0.1),)
-        Training(data, labels, epochs=asked.float_epochs, rate=0.1, folder=folder, progress=progress)(net)
+        train = Training(data, labels, epochs=asked.float_epochs, rate=0.1, folder=folder, progress=progress)
+        train(net.to(memory_format=torch.channels_last))  # a step takes two thirds of the time
     if asked.whole and not asked.whole.exists():
         torch.save(net.state_dict(), asked.whole.with_suffix(".part"))
         asked.whole.with_suffix(".part").rename(asked.whole)  # others may wait for it

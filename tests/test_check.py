@@ -54,9 +54,9 @@ def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert case.sqnr_db == 200.0 and case.time is not None and case.base and case.candidate
     assert case.base.sha256 == case.candidate.sha256 and case.base.output_digest == case.candidate.output_digest
     trace = case.trace()
-    assert len(trace.rounds) == case.time.rounds and case.time.restarts == len(trace.restarts) == 3
-    for restart in trace.restarts:
-        blocks = [block for entry in restart.rounds for block in (entry.base, entry.candidate)]
+    assert len(trace.rounds) == case.time.rounds and case.time.restarts == len(trace.starts["base"]) == 3
+    for number in range(3):
+        blocks = [block for pair in trace.rounds for block in pair if block.restart == number]
         (runs,) = {len(clock) for block in blocks for clock in (block.samples_s, block.cpu_s)}
         assert 1 <= runs <= MAX_RUNS_PER_BLOCK
     assert ElementTree.parse(out / "c.xml").getroot().get("tests") == "1"

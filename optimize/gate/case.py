@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from optimize.gate import baseline, findings, record
 from optimize.gate.baseline import Stored
 from optimize.gate.limits import Case, Settings
 from optimize.gate.record import CaseRecord, FindingRecord
-from optimize.gate.rounds import SIDES, GateTrace, SideName, measure, plan_of, start_fleet, to_json
+from optimize.gate.rounds import PAIR, SIDES, GateTrace, SideName, measure, start_fleet, to_json
 from optimize.gate.verdict import Decision, Demand, Verdict, decide, is_decided
 from optimize.measure.environment import Environment, busy
 from optimize.measure.feed import Asked
@@ -243,9 +243,14 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
         stored.require(base.artifact.sha256)
     same = source == case.candidate
     candidate: Subject = base if same else open_model(case.candidate, _apart(opening), case.input_shape)
-    first, second = (Path(name) if name else None for name in (case.base_python, case.candidate_python))
-    sides = opening.placed(base, first), opening.placed(candidate, second)
-    return open_pair(*sides, (first, second), case.input_shape, case.preprocess)
+    sides = []
+    for subject, name in ((base, case.base_python), (candidate, case.candidate_python)):
+        interpreter = Path(name) if name else None
+        placed = opening.placed(subject, interpreter)
+        if reason := _barred(placed, interpreter):
+            raise TargetUnavailable(f"'{placed.name}' cannot run {reason}.")
+        sides.append(replace(placed, interpreter=interpreter))
+    return agreed_pair(*sides, case.input_shape, case.preprocess)
 
 
 def _require_instructions(state: _State, machine: Environment) -> None:
@@ -271,7 +276,7 @@ def _alone(case: Case) -> Case:
 
 def plan_for(case: Case) -> Plan:
     """Return how a case is measured."""
-    return plan_of(threads=case.threads, affinity=case.cpus, max_seconds=case.max_seconds)
+    return replace(PAIR, threads=case.threads, affinity=case.cpus, budget_s=case.max_seconds)
 
 
 def demand_of(case: Case, settings: Settings, artifacts: Sequence[Artifact]) -> Demand:
@@ -363,33 +368,6 @@ def _record(state: _State, verdict: Verdict, reason: str) -> CaseRecord:
         seconds=time.monotonic() - state.began,
         raw=to_json(state.trace) if state.trace.rounds else None,
     )
-
-
-def open_pair(
-    base: Subject,
-    candidate: Subject,
-    interpreters: Sequence[Path | None],
-    input_shape: str | None,
-    preprocessing: Mapping[str, str] | None = None,
-) -> AgreedPair:
-    """Return two opened files as a pair.
-
-    Args:
-        interpreters: Python of each side's environment, None for this one.
-        input_shape: Sizes of one sample, such as ``3,224,224``, where the files leave them free.
-        preprocessing: The user's words of ``--preprocess``.
-
-    Raises:
-        TargetUnavailable: One cannot run on this machine.
-        Refused: They do not take the same inputs, or other batches.
-        UsageError: Nothing says what they take.
-    """
-    for subject, interpreter in zip((base, candidate), interpreters, strict=True):
-        if reason := _barred(subject, interpreter):
-            raise TargetUnavailable(f"'{subject.name}' cannot run {reason}.")
-    first, second = interpreters
-    pair = replace(base, interpreter=first), replace(candidate, interpreter=second)
-    return agreed_pair(*pair, input_shape, preprocessing)
 
 
 def open_model(source: str, opening: Opening, input_shape: str | None) -> Subject:

@@ -138,7 +138,7 @@ def of_size(case: Case, base_bytes: int, candidate_bytes: int) -> list[FindingRe
 
 def of_memory(case: Case, trace: GateTrace) -> list[FindingRecord]:
     """Return what follows from the largest resident memory of the processes, the median over restarts."""
-    base, candidate = (median(start.peak_memory_bytes for start in trace.starts(side)) for side in SIDES)
+    base, candidate = (median(start.peak_memory_bytes for start in trace.starts[side]) for side in SIDES)
     if case.max_memory is not None and (base is None or candidate is None):
         reason = "this system does not tell the memory of a process"
         return [_finding("memory", Verdict.INCONCLUSIVE, _allowed(case.max_memory), form.MISSING, reason)]

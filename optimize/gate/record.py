@@ -268,7 +268,7 @@ def _figures(trace: GateTrace, side: SideName) -> dict[str, Any]:
     """Return what the rounds say of one side; nothing where there are none."""
     if not trace.rounds:
         return {}
-    samples, blocks, starts = trace.samples(side), list(trace.blocks(side)), trace.starts(side)
+    samples, blocks, starts = trace.samples(side), list(trace.blocks(side)), trace.starts[side]
     peak = median(start.peak_memory_bytes for start in starts)
     return {
         "runs": samples.size,

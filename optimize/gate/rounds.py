@@ -15,7 +15,7 @@ import numpy as np
 
 from optimize.measure.fleet import Fleet
 from optimize.measure.lockstep import SINGLE, Judging, Plan, lockstep
-from optimize.measure.runs import Block, Clock, Runs, Start, Track
+from optimize.measure.runs import Block, Clock, Runs, Start, Track, by_restart
 from optimize.measure.subjects import AgreedPair, Subject
 from optimize.progress import Progress, silent
 
@@ -27,26 +27,22 @@ FIRST_LOOK = 2
 PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True)
-class Round:
-    """A block of each side, one right after the other."""
-
-    base: Block
-    candidate: Block
-    base_first: bool
-
-    def log_ratio(self, clock: Clock) -> float:
-        """Return the logarithm of how many times longer the candidate's block took."""
-        return float(np.log(self.candidate.medians[clock] / self.base.medians[clock]))
-
-
-@dataclass
-class Restart:
-    """Two fresh processes and the rounds they ran."""
-
-    base: Start
-    candidate: Start
-    rounds: list[Round] = field(default_factory=list)
+#: How a pair is measured: equal blocks in turn until a decision, the last restart or the end of the time, starts and
+#: warm-up included, which is shared out to the fewest restarts that can decide.
+PAIR = Plan(
+    restarts=10,
+    budget_s=120.0,
+    seed=None,
+    rounds=10,
+    shares=FIRST_LOOK + 1,
+    enough=0,
+    counts_loading=True,
+    least_runs=1,
+    equal=True,
+    alternate=True,
+    together=True,
+    steady=True,
+)
 
 
 @dataclass
@@ -54,35 +50,30 @@ class GateTrace:
     """Everything a comparison was decided on.
 
     Attributes:
-        restarts: In order; only the last one may be cut short.
+        rounds: A block of the base and one of the candidate each, one right after the other.
+        starts: How the processes of each side started, one a restart; only the last one may be cut short.
         seconds: How long it took, starts included.
     """
 
-    restarts: list[Restart] = field(default_factory=list)
+    rounds: list[tuple[Block, Block]] = field(default_factory=list)
+    starts: dict[SideName, list[Start]] = field(default_factory=lambda: {side: [] for side in SIDES})
     seconds: float = 0.0
 
     @classmethod
     def of(cls, runs: Runs[Subject]) -> GateTrace:
         """Return the rounds of a base and a candidate, the base first."""
-        first, second = runs.tracks
-        restarts = [Restart(*starts) for starts in zip(first.starts, second.starts, strict=True)]
-        for base, candidate in zip(*(track.blocks.get(SINGLE, []) for track in runs.tracks), strict=True):
-            restarts[base.restart].rounds.append(Round(base, candidate, base.place == 0))
-        return cls(restarts, runs.seconds)
-
-    @property
-    def rounds(self) -> list[Round]:
-        """The rounds of all restarts, in order."""
-        return [entry for restart in self.restarts for entry in restart.rounds]
+        blocks = (track.blocks.get(SINGLE, []) for track in runs.tracks)
+        starts = dict(zip(SIDES, (track.starts for track in runs.tracks), strict=True))
+        return cls(list(zip(*blocks, strict=True)), starts, runs.seconds)
 
     def log_ratios(self, clock: Clock) -> np.ndarray:
-        """Return the log-ratio of each round, ``[rounds]``."""
-        return np.array([entry.log_ratio(clock) for entry in self.rounds])
+        """Return the logarithm of how many times longer the candidate's block took in each round, ``[rounds]``."""
+        return np.log([candidate.medians[clock] / base.medians[clock] for base, candidate in self.rounds])
 
     def by_restart(self, clock: Clock) -> list[np.ndarray]:
         """Return the log-ratios of the rounds ``[rounds]`` of each restart that has one."""
-        logs = ([entry.log_ratio(clock) for entry in restart.rounds] for restart in self.restarts)
-        return [np.array(values) for values in logs if values]
+        logs = [np.array([value]) for value in self.log_ratios(clock)]
+        return list(map(np.concatenate, by_restart(list(self.blocks("base")), logs)))
 
     def medians(self, side: SideName, clock: Clock) -> np.ndarray:
         """Return the median seconds of each block of one side, ``[rounds]``."""
@@ -94,50 +85,7 @@ class GateTrace:
 
     def blocks(self, side: SideName) -> Iterator[Block]:
         """Yield the blocks of one side, in order."""
-        for entry in self.rounds:
-            yield entry.base if side == "base" else entry.candidate
-
-    def starts(self, side: SideName) -> list[Start]:
-        """Return how the processes of one side started."""
-        return [restart.base if side == "base" else restart.candidate for restart in self.restarts]
-
-
-def plan_of(
-    *,
-    threads: int = 1,
-    affinity: tuple[int, ...] = (),
-    max_seconds: float = 120.0,
-    max_restarts: int = 10,
-    rounds: int = 10,
-    seed: int | None = None,
-) -> Plan:
-    """Return how a pair is measured: rounds of equal blocks until a decision, the last restart or the end of the time.
-
-    Args:
-        threads: Compute threads of each worker.
-        affinity: Processors both may run on; all of them where empty.
-        max_seconds: No round begins after this time, but one of each restart; starts and warm-up count. It is shared
-            out to the fewest restarts that can decide.
-        max_restarts: Most restarts.
-        rounds: Rounds of one restart, fewer where so many restarts would not fit into the time.
-        seed: Of the coins; None for other ones each time.
-    """
-    return Plan(
-        threads=threads,
-        affinity=affinity,
-        restarts=max_restarts,
-        budget_s=max_seconds,
-        seed=seed,
-        rounds=rounds,
-        shares=FIRST_LOOK + 1,
-        enough=0,
-        counts_loading=True,
-        least_runs=1,
-        equal=True,
-        alternate=True,
-        together=True,
-        steady=True,
-    )
+        return (pair[SIDES.index(side)] for pair in self.rounds)
 
 
 def start_fleet(models: Sequence[Subject], plan: Plan, order: Sequence[int] = ()) -> Fleet:
@@ -195,17 +143,13 @@ def measure(
 
 def to_json(trace: GateTrace) -> Any:
     """Return a trace as JSON values, every sample kept."""
-
-    def sides(entry: Round | Restart, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return {"base": write(entry.base), "candidate": write(entry.candidate)}
-
     restarts = [
-        {
-            **sides(restart, _start_json),
-            "rounds": [{**sides(entry, _block_json), "base_first": entry.base_first} for entry in restart.rounds],
-        }
-        for restart in trace.restarts
+        {**dict(zip(SIDES, map(_start_json, starts), strict=True)), "rounds": []}
+        for starts in zip(*trace.starts.values(), strict=True)
     ]
+    for pair in trace.rounds:
+        blocks = dict(zip(SIDES, map(_block_json, pair), strict=True))
+        restarts[pair[0].restart]["rounds"].append({**blocks, "base_first": pair[0].place == 0})
     return {"restarts": restarts, "seconds": trace.seconds}
 
 
@@ -215,18 +159,19 @@ def from_json(content: Any) -> GateTrace:
     Raises:
         KeyError: It is none.
     """
-    restarts = []
+    trace = GateTrace(seconds=content["seconds"])
     for number, restart in enumerate(content["restarts"]):
-        base, candidate = (
-            Start(number, entry["load_s"], {}, 0.0, entry["peak_memory_bytes"], entry["first_call_s"])
-            for entry in (restart[side] for side in SIDES)
-        )
-        rounds = [
-            Round(_block(entry["base"], number, at), _block(entry["candidate"], number, at), entry["base_first"])
-            for at, entry in enumerate(restart["rounds"])
-        ]
-        restarts.append(Restart(base, candidate, rounds))
-    return GateTrace(restarts, content["seconds"])
+        for side in SIDES:
+            entry = restart[side]
+            start = Start(number, entry["load_s"], {}, 0.0, entry["peak_memory_bytes"], entry["first_call_s"])
+            trace.starts[side].append(start)
+        for at, entry in enumerate(restart["rounds"]):
+            places = (0, 1) if entry["base_first"] else (1, 0)
+            base, candidate = (
+                _block(entry[side], number, at, place) for side, place in zip(SIDES, places, strict=True)
+            )
+            trace.rounds.append((base, candidate))
+    return trace
 
 
 def _start_json(start: Start) -> dict[str, Any]:
@@ -238,7 +183,7 @@ def _block_json(block: Block) -> dict[str, Any]:
     return {"wall_s": list(block.samples_s), "cpu_s": list(block.cpu_s), **counted}
 
 
-def _block(content: Any, restart: int, number: int) -> Block:
+def _block(content: Any, restart: int, number: int, place: int) -> Block:
     wall_s, cpu_s = (tuple(content[clock]) for clock in ("wall_s", "cpu_s"))
     counted = {name: content[name] for name in ("preempted", "waited")}
-    return Block(restart, number, wall_s, cpu_s, sum(wall_s), **counted)
+    return Block(restart, number, wall_s, cpu_s, sum(wall_s), **counted, place=place)

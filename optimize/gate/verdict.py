@@ -195,7 +195,7 @@ def _beyond(values: np.ndarray, above: float, below: float) -> tuple[float, floa
 
 def choose_clock(trace: GateTrace, demand: Demand) -> Choice:
     """Return the clock that decides, from the restarts before the first look."""
-    early = [(entry.base, entry.candidate) for restart in trace.restarts[:FIRST_LOOK] for entry in restart.rounds]
+    early = [pair for pair in trace.rounds if pair[0].restart < FIRST_LOOK]
     return choose(early, threads=demand.threads, targets=demand.targets)
 
 
@@ -213,7 +213,7 @@ def is_bimodal(trace: GateTrace, clock: Clock, max_regression: float) -> bool:
 
 def _doubt(trace: GateTrace, clock: Clock, bimodal: bool) -> str:
     """Return why no verdict may be given whatever the evidence; empty where nothing speaks against it."""
-    restarts = sum(bool(restart.rounds) for restart in trace.restarts)
+    restarts = len({base.restart for base, _ in trace.rounds})
     if not ticks(map(trace.blocks, SIDES), clock):
         return "a run is too short for the clock of this machine; time a larger batch"
     if restarts <= FIRST_LOOK:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from optimize.gate import case as cases
-from optimize.gate.case import open_pair
-from optimize.measure.subjects import AgreedPair, Subject
+from optimize.measure.subjects import AgreedPair, Subject, agreed_pair
 from optimize.targets.base import Artifact
 from tests.measure.conftest import make, short_warm_up
 
@@ -21,7 +20,7 @@ def pair(make: Make) -> Callable[..., AgreedPair]:
 
     def build(base: dict[str, object], candidate: dict[str, object]) -> AgreedPair:
         subjects = [Subject(name, name, make(**told)) for name, told in (("base", base), ("candidate", candidate))]
-        return open_pair(*subjects, (None, None), None)
+        return agreed_pair(*subjects, None)
 
     return build
 

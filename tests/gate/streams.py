@@ -1,8 +1,11 @@
 """Traces drawn from a generator: two sides with a true ratio, the noise of rounds and restarts, and disturbances."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
-from optimize.gate.rounds import GateTrace, Restart, Round
+from optimize.gate.rounds import GateTrace
 from optimize.measure.runs import Block, Start
 
 
@@ -39,17 +42,31 @@ def draw(
     """
     generator = np.random.default_rng(seed)
 
-    def block(center_s: float, side: int) -> Block:
+    def block(center_s: float, number: int, at: int, side: int) -> Block:
         cpu_s = center_s * np.exp(noise * generator.standard_normal()) * np.ones(runs)
         wall_s = cpu_s / threads * (1 + generator.exponential(stolen)) + waiting_s[side]
-        counted = {"preempted": int(stolen > 0), "waited": waited[side]}
-        return Block(0, 0, tuple(wall_s.tolist()), tuple(cpu_s.tolist()), float(wall_s.sum()), **counted)
+        counted = {"preempted": int(stolen > 0), "waited": waited[side], "place": (side + at) % 2}
+        return Block(number, at, tuple(wall_s.tolist()), tuple(cpu_s.tolist()), float(wall_s.sum()), **counted)
 
-    def restart() -> Restart:
+    trace = GateTrace(seconds=1.5)
+    for number in range(restarts):
         true = ratio * np.exp(between * generator.standard_normal())
-        pairs = [(block(run_s, 0), block(run_s * true, 1)) for _ in range(rounds)]
-        found = [Round(base, candidate, index % 2 == 0) for index, (base, candidate) in enumerate(pairs)]
-        start = Start(0, 0.03, {}, 5e-8, 70_000_000, 0.005)
-        return Restart(start, start, found)
+        trace.rounds += [(block(run_s, number, at, 0), block(run_s * true, number, at, 1)) for at in range(rounds)]
+        for starts in trace.starts.values():
+            starts.append(Start(number, 0.03, {}, 5e-8, 70_000_000, 0.005))
+    return trace
 
-    return GateTrace([restart() for _ in range(restarts)], seconds=1.5)
+
+def first(trace: GateTrace, restarts: int) -> GateTrace:
+    """Return what a trace was after so many restarts."""
+    return GateTrace([pair for pair in trace.rounds if pair[0].restart < restarts])
+
+
+def joined(traces: Sequence[GateTrace]) -> GateTrace:
+    """Return the rounds of traces as those of one, each a restart of its own."""
+    rounds = (
+        (replace(base, restart=number), replace(candidate, restart=number))
+        for number, trace in enumerate(traces)
+        for base, candidate in trace.rounds
+    )
+    return GateTrace(list(rounds))

@@ -9,7 +9,7 @@ import pytest
 from optimize.gate.rounds import GateTrace, from_json, to_json
 from optimize.gate.verdict import Demand, Ratio, Verdict, decide, is_bimodal, is_decided
 from optimize.measure.runs import Clock
-from tests.gate.streams import draw
+from tests.gate.streams import draw, first, joined
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -56,7 +56,7 @@ def test_error_rates_of_whole_decisions() -> None:
     def live(ratio: float, seed: int) -> Verdict:
         trace, demand = draw(ratio, noise=0.03, between=0.0, restarts=6, seed=seed), Demand()
         for restarts in range(3, 7):
-            part = GateTrace(trace.restarts[:restarts])
+            part = first(trace, restarts)
             if is_decided(part, demand):
                 return decide(part, demand).outcome
         return Verdict.INCONCLUSIVE
@@ -88,10 +88,10 @@ def test_restarts_that_disagree_need_more_restarts() -> None:
     two_levels = [
         draw(ratio, noise=0.001, restarts=1, seed=seed) for seed, ratio in enumerate((1.0, 1.06, 1.0, 1.0, 1.0))
     ]
-    three = GateTrace([trace.restarts[0] for trace in two_levels[:3]])
+    three = joined(two_levels[:3])
     found = decide(three, Demand())
     assert found.bimodal and found.outcome is Verdict.INCONCLUSIVE and "disagree" in found.reason
-    five = GateTrace([trace.restarts[0] for trace in two_levels])
+    five = joined(two_levels)
     found = decide(five, Demand())
     assert found.bimodal and found.outcome is Verdict.PASS
     assert not is_bimodal(draw(1.0, noise=0.05, between=0.0), Clock.CPU, 0.05)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimize.gate.rounds import plan_of
+from optimize.gate.rounds import PAIR
 from optimize.measure import lockstep as engine
 from optimize.measure.lockstep import RUNS, SINGLE, Plan, lockstep, runs_in_block, take_turns
 from optimize.measure.runs import Runs, Scenario, Track
@@ -74,16 +74,16 @@ def rounds(runs: Runs[float]) -> list[int]:
 
 def test_two_second_models_fit_three_restarts_into_two_minutes(machine: Machine) -> None:
     machine.start_s = 13.0
-    assert rounds(measured(machine, plan_of(max_seconds=120), 2.0, 2.0)) == [6, 7, 7] and machine.now_s <= 120
+    assert rounds(measured(machine, PAIR, 2.0, 2.0)) == [6, 7, 7] and machine.now_s <= 120
 
 
 def test_one_round_runs_whatever_the_time_and_no_restart_that_has_none(machine: Machine) -> None:
     machine.start_s = 13.0
-    assert rounds(measured(machine, plan_of(max_seconds=1), 2.0, 2.0)) == [1]
+    assert rounds(measured(machine, replace(PAIR, budget_s=1), 2.0, 2.0)) == [1]
     assert rounds(measured(machine, Plan(runs=None, budget_s=1), 2.0, 2.0)) == [1]
 
 
-@pytest.mark.parametrize("plan", [plan_of(rounds=4, max_restarts=3), Plan(restarts=1), Plan(restarts=2, runs=20)])
+@pytest.mark.parametrize("plan", [replace(PAIR, rounds=4, restarts=3), Plan(restarts=1), Plan(restarts=2, runs=20)])
 def test_it_ends_with_the_last_restart_and_progress_at_one(machine: Machine, plan: Plan) -> None:
     told: list[float] = []
     runs = measured(machine, plan, 0.001, 0.002, progress=lambda phase, share: told.append(share))
@@ -93,7 +93,7 @@ def test_it_ends_with_the_last_restart_and_progress_at_one(machine: Machine, pla
 
 def test_answers_are_judged_behind_every_restart(machine: Machine) -> None:
     judged: list[tuple[int, int]] = []
-    plan = plan_of(rounds=2, max_restarts=3)
+    plan = replace(PAIR, rounds=2, restarts=3)
     measured(machine, plan, 0.1, 0.2, judging=lambda pairs, number: judged.append((len(pairs), number)))
     assert judged == [(2, 0), (2, 1), (2, 2)]
 
@@ -102,7 +102,7 @@ def test_answers_are_judged_behind_every_restart(machine: Machine) -> None:
 def test_long_runs_are_blocks_of_one_without_a_run_before(
     machine: Machine, run_s: float, settling_s: float | None
 ) -> None:
-    (block,) = measured(machine, plan_of(rounds=1, max_restarts=1), run_s, run_s).tracks[0].blocks[SINGLE]
+    (block,) = measured(machine, replace(PAIR, rounds=1, restarts=1), run_s, run_s).tracks[0].blocks[SINGLE]
     assert len(block.samples_s) == 1 and block.settling_s == settling_s
 
 
@@ -118,7 +118,7 @@ def test_a_restart_takes_time_of_those_after_it_until_it_has_rounds_enough(machi
 
 
 def test_a_pair_runs_forwards_and_backwards_in_blocks_of_equal_length(machine: Machine) -> None:
-    runs = measured(machine, plan_of(rounds=4, max_restarts=1, seed=0), 0.001, 0.004)
+    runs = measured(machine, replace(PAIR, rounds=4, restarts=1, seed=0), 0.001, 0.004)
     first, second = machine.order[:2]
     assert machine.order == [first, second, second, first] * 2
     base, candidate = (track.blocks[SINGLE] for track in runs.tracks)
