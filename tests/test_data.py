@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from optimize import bounds
 from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
 from optimize.errors import OptimizeError, Refused, UsageError
-from optimize.measure.feed import draw, open_samples
+from optimize.measure.feed import Asked, draw
 from optimize.targets.base import TensorSpec
 
 ONE = (InputSpec("x", (3, 4, 4)),)
@@ -458,7 +458,7 @@ def test_pictures_are_not_moved_or_stretched_by_what_none_have(given: dict[str, 
     with pytest.raises(UsageError, match=r"their pixels are in \[0, 1\]"):
         ImagePreprocessing.read(given)
     with pytest.raises(UsageError, match=r"their pixels are in \[0, 1\]"):
-        open_samples([], preprocessing=given)  # on noise, too, which nobody prepares
+        Asked((), preprocessing=given).opened(None)  # on noise, too, which nobody prepares
 
 
 def test_noise_for_many_inputs_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from optimize.data import Samples
 from optimize.data.preprocessing import read_words
 from optimize.errors import UsageError
 from optimize.job import Job
-from optimize.measure.feed import open_samples
+from optimize.measure.feed import Asked
 from optimize.measure.openers import open_file
 from optimize.recipe import parse
 from optimize.registry import find_target
@@ -80,8 +80,8 @@ def test_a_file_says_what_its_report_does(place: int, made: Path) -> None:
 
 
 def opened(folder: Path, **how: object) -> Samples:
-    specs = [TensorSpec("x", ("batch", 3, 16, 16), "float32")]
-    return open_samples(specs, str(folder / "pictures"), **how)  # type: ignore[arg-type]
+    specs = (TensorSpec("x", ("batch", 3, 16, 16), "float32"),)
+    return Asked(specs, **how).opened(str(folder / "pictures"))  # type: ignore[arg-type]
 
 
 def inputs(folder: Path, **how: object) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_code_that_a_file_names_is_not_run(text: str, made: Path, tmp_path: Path
     assert not (tmp_path / "marker").exists()
     arrays = tmp_path / "x.npy"
     np.save(arrays, np.zeros((8, 3, 16, 16), np.float32))
-    open_samples([TensorSpec("x", ("batch", 3, 16, 16), "float32")], str(arrays), said=text)  # it holds no pictures
+    Asked((TensorSpec("x", ("batch", 3, 16, 16), "float32"),), said=text).opened(str(arrays))  # it holds no pictures
 
 
 @pytest.mark.parametrize("text", ["", "no words", "resize", "x" * 100_000, "\0", "rezise=3"])

@@ -111,29 +111,6 @@ class Goal:
         return max(found, key=lambda pair: pair[1].sqnr_db, default=(None, None))[0]
 
 
-@dataclass
-class Deadline:
-    """Tells a listener how far the search is, and ends whatever goes on when its time is over.
-
-    Attributes:
-        until_s: When, on the monotonic clock.
-        listener: Told what goes on.
-    """
-
-    until_s: float
-    listener: Progress
-
-    def __call__(self, phase: str, share: float) -> None:
-        """Pass on what is told.
-
-        Raises:
-            TimeIsUp: It is.
-        """
-        if time.monotonic() > self.until_s:
-            raise TimeIsUp
-        self.listener(phase, share)
-
-
 def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Report:
     """Search for the files that nothing beats in time, error and bytes; ``job.out`` holds them after each trial.
 
@@ -276,9 +253,9 @@ class _Searching:
         self.files = dict[int, Artifact]()
         self._go_on()
         self.before_s, self.is_new = self.journal.spent_s, bool(goal.gathered)
-        self.clock = Deadline(math.inf, listener)
+        self.until_s = math.inf
         self.baseline = write_baseline(self.program, folder)
-        self.workshop = Workshop(job, self.opened, folder, self.baseline, self.clock)
+        self.workshop = Workshop(job, self.opened, folder, self.baseline, self._tell)
 
     def run(self) -> Report:
         ended = "the time was up"
@@ -287,8 +264,8 @@ class _Searching:
         self.told = [replace(plain, steps=(*self.opened.entrance, *exact))]
         with suppress(TimeIsUp):
             for choice in self._choices():
-                self.clock.until_s = self._until_s()
-                if time.monotonic() + self._guess_s(choice) > self.clock.until_s:
+                self.until_s = self._until_s()
+                if time.monotonic() + self._guess_s(choice) > self.until_s:
                     break
                 number = next_number((trial.number for trial in self.journal.trials), self.goal.shard)
                 if number > MOST_TRIALS:
@@ -427,7 +404,7 @@ class _Searching:
         job, export, recipe = self.workshop.make(choice, self._place(trial))
         program, datasets = self.program, self.opened.datasets
         timings, qualities = measure_files(
-            job, self.baseline, [export], program, datasets, self.clock, _BUDGET_S, self.remote
+            job, self.baseline, [export], program, datasets, self._tell, _BUDGET_S, self.remote
         )
         version = self.machine.versions.get("optimize", "")
         said = replay.about(job, recipe, self.opened.model, datasets, version, qualities[1])
@@ -523,6 +500,16 @@ class _Searching:
         """Return when the next trial must be done, on the monotonic clock: the front is timed side by side then."""
         last_s = _LAST_S + _LAST_EACH_S * (len(near_front(self.journal.trials)) + 1)
         return self.started_s + self.goal.budget_s - self.before_s - last_s
+
+    def _tell(self, phase: str, share: float) -> None:
+        """Pass on how far the search is, or end whatever goes on.
+
+        Raises:
+            TimeIsUp: Its time is over.
+        """
+        if time.monotonic() > self.until_s:
+            raise TimeIsUp
+        self.listener(phase, share)
 
     def _guess_s(self, choice: FileChoice) -> float:
         """Return about how long a trial takes, by those of its family."""

@@ -250,7 +250,7 @@ def open_case(case: Case, opening: Opening) -> AgreedPair:
         if reason := _barred(placed, interpreter):
             raise TargetUnavailable(f"'{placed.name}' cannot run {reason}.")
         sides.append(replace(placed, interpreter=interpreter))
-    return agreed_pair(*sides, case.input_shape, case.preprocess)
+    return agreed_pair(sides[0], sides[1], case.input_shape, case.preprocess)
 
 
 def _require_instructions(state: _State, machine: Environment) -> None:

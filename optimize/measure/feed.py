@@ -39,67 +39,6 @@ _PIXELS = 256
 Arrays = tuple[list[np.ndarray], np.ndarray | None]
 
 
-def open_samples(
-    specs: Sequence[TensorSpec],
-    source: str | None = None,
-    *,
-    labelled: bool = False,
-    classes: bool = True,
-    preprocessing: Mapping[str, str] | None = None,
-    said: str = "",
-    doubt: str = "",
-    batch: int = 1,
-    count: int = NOISE_SAMPLES,
-    seed: int = 0,
-) -> Samples:
-    """Return the samples a user names, in the shapes that files take, or noise; real numbers are float32.
-
-    Args:
-        specs: What the files take; the batch is a number where a file fixes it.
-        source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
-        labelled: Whether they must have labels.
-        classes: Whether these must be numbers of classes.
-        preprocessing: Words of ``--preprocess`` for image folders, as text.
-        said: What a file says of that itself, followed where the user says nothing; code that it names is not.
-        doubt: What is noted then of pictures.
-        batch: Samples that noise is drawn in at once.
-        count: Samples of noise.
-        seed: Of noise.
-
-    Raises:
-        OptimizeError: The data does not fit.
-    """
-    from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
-
-    kept = {} if preprocessing else _kept(said)
-    transform = kept.pop("transform", "")
-    kept.pop("tokenizer", "")  # no file names another file that is read
-    try:
-        image = ImagePreprocessing.read(preprocessing or kept)
-    except UsageError as error:
-        if preprocessing:
-            raise
-        raise Refused(f"A file says of its own preprocessing what nobody can follow: {error.what}") from error
-    if source is None:
-        return Samples(NOISE, lambda: _noise(specs, batch, count, seed), synthetic=True)
-    wanted = [
-        InputSpec(
-            spec.name,
-            tuple(size if isinstance(size, int) else None for size in spec.shape[1:]),
-            "float32" if spec.dtype in FLOATS else spec.dtype,
-        )
-        for spec in specs
-    ]
-    found = open_data(source, inputs=wanted, labelled=labelled, classes=classes, image=image)
-    if transform and found.prepared:
-        raise UsageError(
-            f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
-            hint="Give --preprocess: that name if you know the code, else words such as 'resize=256 size=224'.",
-        )
-    is_told = doubt and not preprocessing and (found.prepared or any(spec.is_picture for spec in wanted))
-    return replace(found, notes=(*found.notes, doubt)) if is_told else found
-
-
 def _kept(said: str) -> dict[str, str]:
     """Return the words of ``--preprocess`` that a file holds, none where it holds something else."""
     from optimize.data.preprocessing import read_words
@@ -174,8 +113,7 @@ class Asked:
         source = self.labelled or self.data
         if source is None or not (self.doubt or "tokenizer" in self.preprocessing):
             return ()
-        how = self.preprocessing
-        return open_samples(self.specs, source, preprocessing=how, said=self.said, doubt=self.doubt).notes
+        return self.opened(source).notes
 
     def timed(self, batch: int = 1, turns: int = 1) -> list[np.ndarray]:
         """Return the inputs of a timed run, for ``specs``; of several that take turns, as far as shapes are alike.
@@ -188,7 +126,7 @@ class Asked:
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
         count, found = max(JUDGED_NOISE, turns * size), list[list[np.ndarray]]()
-        samples = self._opened(self.data or self.labelled, size, labelled=self.data is None, count=count)
+        samples = self.opened(self.data or self.labelled, labelled=self.data is None, batch=size, count=count)
         places = min(samples.count or DATA_SAMPLES, DATA_SAMPLES) // size if self.seed and not self.noise else 0
         last = int(np.random.default_rng(self.seed).integers(max(places, 1)))
         for arrays, _ in read(samples, size, size * (last + turns), whole=fixed is not None):
@@ -215,7 +153,7 @@ class Asked:
         both = [(self.labelled, True), (self.data, False)]
         given = [each for each in both if each[0] is not None] or both[1:]
         for source, labelled in given:
-            samples, end = self._opened(source, size, labelled=labelled), math.inf
+            samples, end = self.opened(source, labelled=labelled, batch=size, count=JUDGED_NOISE), math.inf
             known.append(samples.count)
             for number, (arrays, labels) in enumerate(
                 read(samples, size, sys.maxsize if labelled else DATA_SAMPLES, whole=whole)
@@ -228,18 +166,51 @@ class Asked:
                 yield Question(arrays, labels if labelled else None, alone or not labelled, alone or labelled)
         return _sum(known), False
 
-    def _opened(self, source: str | None, size: int, *, labelled: bool, count: int = JUDGED_NOISE) -> Samples:
-        return open_samples(
-            self.specs,
-            source,
-            labelled=labelled and not self.optional,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-            said=self.said,
-            batch=size,
-            count=count,
-            seed=self.seed,
-        )
+    def opened(
+        self, source: str | None, *, labelled: bool = False, batch: int = 1, count: int = NOISE_SAMPLES
+    ) -> Samples:
+        """Return samples in the shapes that the files take, or noise; real numbers are float32.
+
+        Args:
+            source: A file, a folder or ``package.module:callable``, as ``--calib`` takes it; noise where None.
+            labelled: Whether they must have labels, where these are not optional.
+            batch: Samples that noise is drawn in at once.
+            count: Samples of noise.
+
+        Raises:
+            OptimizeError: The data does not fit.
+        """
+        from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
+
+        kept = {} if self.preprocessing else _kept(self.said)  # code that it names is not followed
+        transform = kept.pop("transform", "")
+        kept.pop("tokenizer", "")  # no file names another file that is read
+        try:
+            image = ImagePreprocessing.read(self.preprocessing or kept)
+        except UsageError as error:
+            if self.preprocessing:
+                raise
+            raise Refused(f"A file says of its own preprocessing what nobody can follow: {error.what}") from error
+        if source is None:
+            return Samples(NOISE, lambda: _noise(self.specs, batch, count, self.seed), synthetic=True)
+        wanted = [
+            InputSpec(
+                spec.name,
+                tuple(size if isinstance(size, int) else None for size in spec.shape[1:]),
+                "float32" if spec.dtype in FLOATS else spec.dtype,
+            )
+            for spec in self.specs
+        ]
+        needs = labelled and not self.optional
+        found = open_data(source, inputs=wanted, labelled=needs, classes=self.classes, image=image)
+        if transform and found.prepared:
+            raise UsageError(
+                f"'{source}' holds pictures, which '{shown(transform)}' prepared when the file was made.",
+                hint="Give --preprocess: that name if you know the code, else words such as 'resize=256 size=224'.",
+            )
+        are_pictures = found.prepared or any(spec.is_picture for spec in wanted)
+        is_told = self.doubt and not self.preprocessing and are_pictures
+        return replace(found, notes=(*found.notes, self.doubt)) if is_told else found
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +49,6 @@ UNSTEADY = "cannot be asked the same twice: it keeps a state, draws numbers, or 
 Inputs = list[np.ndarray]
 Reply = dict[str, Any]
 Run = Callable[[Inputs], Any]
-
-
-class Switches(NamedTuple):
-    """How often a process lost the processor: taken by the system for others, or given up by itself to wait."""
-
-    involuntary: int
-    voluntary: int
 
 
 class Worker:
@@ -151,10 +144,10 @@ class Worker:
             found = _concurrent(callers, batches, runs)
         else:
             found, answer = _one_by_one(callers[0], batches, runs, request["group"])
-        after = context_switches()
+        lost = [now - then for now, then in zip(context_switches(), before, strict=True)]
         if request.get("steady") and len(callers) == 1:
             self._require_steady(request["scenario"], runs % len(batches), answer)
-        found |= {"preempted": after.involuntary - before.involuntary, "waited": after.voluntary - before.voluntary}
+        found |= zip(("preempted", "waited"), lost, strict=True)
         return {**found, "settling_s": settling_s, "device_s": runner.device_seconds(batches[0], runs)}
 
     def _require_steady(self, scenario: str, place: int, answer: Sequence[np.ndarray]) -> None:
@@ -358,14 +351,17 @@ def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
         np.savez(file, *map(storable, arrays))
 
 
-def context_switches() -> Switches:
-    """Return how often this process, all its threads, was switched away from so far; zeros where nobody counts."""
+def context_switches() -> tuple[int, int]:
+    """Return how often this process, all its threads, lost the processor so far; zeros where nobody counts.
+
+    The system took it for others, or the process gave it up by itself to wait.
+    """
     try:
         import resource
     except ImportError:  # Windows
-        return Switches(0, 0)
+        return 0, 0
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return Switches(usage.ru_nivcsw, usage.ru_nvcsw)
+    return usage.ru_nivcsw, usage.ru_nvcsw
 
 
 def serve(worker: Worker) -> None:

@@ -14,7 +14,7 @@ from optimize import wording as form
 from optimize.errors import Refused, UsageError
 from optimize.measure import environment
 from optimize.measure import layers as measured
-from optimize.measure.feed import open_samples
+from optimize.measure.feed import Asked
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair, preparation
@@ -152,7 +152,8 @@ def compare_here(
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
     size = pair.fixed_batch or 1
     said, doubt = preparation(pair.models)
-    samples = open_samples(pair.specs, data, preprocessing=preprocessing, said=said, doubt=doubt, batch=size)
+    judged_on = Asked(pair.specs, data, preprocessing=preprocessing, said=said, doubt=doubt)
+    samples = judged_on.opened(data, batch=size)
     if samples.count is not None and samples.count < size:
         raise Refused(f"'{samples.name}' has {samples.count} samples; the files take a batch of {size}.")
     if asked and samples.synthetic and any(entry.artifact.is_rounded for entry in pair.models):

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import optimize
 from optimize.auto import searching
 from optimize.auto.choices import FileChoice
-from optimize.auto.searching import Deadline, Goal, TimeIsUp
+from optimize.auto.searching import Goal, TimeIsUp
 from optimize.cli import cli
 from optimize.errors import Refused, UsageError
 from optimize.job import Job
@@ -328,12 +328,14 @@ def test_the_time_ends_whatever_goes_on(model: Path, tried: list[FileChoice], mo
     assert report.search is not None and [trial.number for trial in report.search.trials] == [1]
 
 
-def test_a_clock_passes_on_what_is_told_until_it_is_late() -> None:
+def test_what_is_told_is_passed_on_until_the_time_is_up() -> None:
     told: list[tuple[str, float]] = []
-    Deadline(math.inf, lambda *entry: told.append(entry))("judge", 0.5)
+    state: Any = SimpleNamespace(until_s=math.inf, listener=lambda *entry: told.append(entry))
+    searching._Searching._tell(state, "judge", 0.5)
     assert told == [("judge", 0.5)]
+    state.until_s = 0.0
     with pytest.raises(TimeIsUp):
-        Deadline(0.0, lambda *entry: told.append(entry))("judge", 0.6)
+        searching._Searching._tell(state, "judge", 0.6)
 
 
 def test_a_search_that_finds_nothing_says_why(

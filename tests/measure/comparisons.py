@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import optimize
 from models import REFERENCES
-from optimize.measure.feed import open_samples
+from optimize.measure.feed import Asked
 from optimize.measure.layers import Distances, compare
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair
@@ -78,7 +78,7 @@ def compared_sides(
     """Compares two opened files, on noise that stands for data where none is given."""
     pair = agreed_pair(first.subject, second.subject, input_shape)
     sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
-    samples = replace(open_samples(pair.specs, data, batch=pair.fixed_batch or 1), synthetic=False)
+    samples = replace(Asked(pair.specs).opened(data, batch=pair.fixed_batch or 1), synthetic=False)
     return compare(*sides, samples, layers=layers, threshold_db=threshold_db)
 
 
