@@ -114,6 +114,10 @@ class Quantization:
         """Bits of a layer's weights, by its name."""
         return self.grids.get(layer, int(self.bits))
 
+    def reason_of(self, layer: str) -> str:
+        """Why a layer is left in float, by its name, as a sentence without a full stop."""
+        return self.left_float.get(layer, "the quantization plan leaves it in float")
+
     def without(self, layers: Mapping[str, str]) -> Quantization:
         """Return the plan with these layers given back to float.
 

@@ -88,6 +88,9 @@ MOST_STEPS, MOST_ELEMENTS = 10_000_000, 2**28
 #: What to do about a file that asks for more.
 HINT = "Do not open this file, unless you know who made it and why it is so: then add --trust."
 INT8 = ("static", "dynamic", "weights")
+#: What a file says of itself: the processors its integers are right on, how pictures become its inputs, and what it
+#: does of that by itself.
+SAID = ("cpu", "preprocess", "included")
 
 
 @dataclass(frozen=True)

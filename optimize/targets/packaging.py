@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimize import processor
 from optimize.errors import Refused
-from optimize.targets.base import Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
+from optimize.targets.base import SAID, Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 from optimize.wording import plural
 
 if TYPE_CHECKING:
@@ -149,14 +149,9 @@ def _computes_integers(path: Path) -> bool:
 
 def open_archive(target: Target, path: Path, *, trust: bool) -> Artifact:
     """Return the artifact of an archive of torch; what it takes is not written in it."""
+    said = {key: said_in_archive(path, key) for key in SAID}
     precision = "int8" if _computes_integers(path) else ""
-    return replace(
-        describe_file(target.name, path, trust=trust),
-        precision=precision,
-        cpu=processor.known(said_in_archive(path, "cpu"), precision),
-        preprocess=said_in_archive(path, "preprocess"),
-        included=said_in_archive(path, "included"),
-    )
+    return describe_file(target.name, path, precision=precision, said=said, trust=trust)
 
 
 def of_chance(operators: Collection[str]) -> tuple[str, ...]:
@@ -166,7 +161,14 @@ def of_chance(operators: Collection[str]) -> tuple[str, ...]:
 
 
 def describe_file(
-    target: str, path: Path, files: Sequence[Path] = (), inputs: Sequence[TensorSpec] = (), *, trust: bool
+    target: str,
+    path: Path,
+    files: Sequence[Path] = (),
+    inputs: Sequence[TensorSpec] = (),
+    *,
+    trust: bool,
+    precision: str = "",
+    said: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Return the artifact of a file that somebody else wrote.
 
@@ -175,12 +177,15 @@ def describe_file(
         files: All that it consists of, ``path`` first; ``path`` alone by default.
         inputs: What it takes; nothing where that is not known.
         trust: Whether it may be run in a process that is not confined.
+        precision: As the file tells it.
+        said: What it says of itself, by the words of ``SAID``.
     """
     there = [file for file in files or (path,) if file.is_file()]
     size_bytes = sum(file.stat().st_size for file in there)
     beside = tuple(Path(os.path.relpath(file, path.parent)).as_posix() for file in there if file != path)
-    digest, untrusted = file_digest(*there), not trust
-    return Artifact(target, path, tuple(inputs), (), "", digest, size_bytes, "", untrusted=untrusted, beside=beside)
+    found = Artifact(target, path, tuple(inputs), (), precision, file_digest(*there), size_bytes, "", beside=beside)
+    words: dict[str, Any] = {key: (said or {}).get(key, "") for key in SAID}
+    return replace(found, untrusted=not trust, **{**words, "cpu": processor.known(words["cpu"], precision)})
 
 
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:

@@ -135,9 +135,9 @@ def test_available_says_what_is_missing(
 
 def test_a_gpu_makes_tensorrt_the_first_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages.Package, "installed", True)
-    assert packages.choose() is packages.TENSORRT_RTX
+    assert packages.asked()[0] is packages.TENSORRT_RTX
     monkeypatch.setattr(packages, "has_gpu", lambda: True)
-    assert packages.choose() is packages.TENSORRT
+    assert packages.asked()[0] is packages.TENSORRT
 
 
 def test_asking_what_is_available_imports_neither_tensorrt_nor_torch() -> None:
@@ -154,7 +154,7 @@ def write_module(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> 
     (folder / "broken_tensorrt.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
     package = packages.Package("TensorRT-RTX", "broken_tensorrt", "tensorrt-rtx", "tensorrt_rtx", needs_gpu=False)
-    monkeypatch.setattr(packages, "choose", lambda: package)
+    monkeypatch.setattr(packages, "asked", lambda library="auto": (package, "", ""))
     return package
 
 

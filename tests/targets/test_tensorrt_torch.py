@@ -66,7 +66,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt("10.13"))
     monkeypatch.setattr(packages, "has_gpu", lambda: True)
     monkeypatch.setattr(packages.Package, "installed", True)
-    monkeypatch.setattr(builder, "build_apart", lambda order: builder._carry_out(order, lambda share: None))
+    monkeypatch.setattr(builder, "build_apart", lambda order: builder.build_with_torch(order))
     return found
 
 

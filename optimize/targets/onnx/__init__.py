@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from optimize import bounds, processor
+from optimize import bounds
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.registry import register_target
 from optimize.targets.base import (
@@ -189,17 +189,10 @@ $feeds
         from optimize.targets.packaging import describe_file
 
         model, files = files_of(path, trust=trust)
-        found = describe_file(self.name, path, files, inputs_of(model, path), trust=trust)
+        inputs, precision = inputs_of(model, path), precision_of(model)
         said = {entry.key.removeprefix(_SAID): entry.value for entry in model.metadata_props}
-        return replace(
-            found,
-            outputs=outputs_of(model),
-            precision=(precision := precision_of(model)),
-            notes=notes_of(model),
-            cpu=processor.known(said.get("cpu", ""), precision),
-            preprocess=said.get("preprocess", ""),
-            included=said.get("included", ""),
-        )
+        found = describe_file(self.name, path, files, inputs, trust=trust, precision=precision, said=said)
+        return replace(found, outputs=outputs_of(model), notes=notes_of(model))
 
     def module(self, path: Path, *, trust: bool = False) -> torch.nn.Module:
         """Read a float graph back.

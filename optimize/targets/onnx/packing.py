@@ -57,36 +57,27 @@ class _Bundle:
         return len(np.union1d(self.levels, levels)) <= 2**self.bits and self.size + numbers <= _TOGETHER
 
 
-def pack_weights(model: ir.Model, most: int) -> bool:
+def pack_weights(model: ir.Model, most: int) -> None:
     """Store each int8 weight in as few bits as its integers need, where the file shrinks.
 
     Args:
         model: With static INT8 placed.
         most: Bits that are packed: above 4 they are planes, which a weight that was to have 8 is not cut into.
-
-    Returns:
-        Whether there was one.
     """
-    found = _pack(model, model.graph.initializers.values(), np.dtype(np.int8), most)
-    if found:
+    if _pack(model, model.graph.initializers.values(), np.dtype(np.int8), most):
         _leave_out_known(model.graph)
         tidy(model)
-    return found
 
 
-def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> bool:
+def pack_blocks(model: ir.Model, values: Iterable[ir.Value]) -> None:
     """Store integers of kernels for weights alone in as few bits as they need: bytes of 8 bits, or of two of 4.
 
     Args:
         model: With the weights written.
         values: The constants that hold them.
-
-    Returns:
-        Whether there was one that takes fewer bytes.
     """
-    if found := _pack(model, values, np.dtype(np.uint8), most=7):
+    if _pack(model, values, np.dtype(np.uint8), most=7):
         tidy(model)
-    return found
 
 
 def planes_of(bits: int) -> tuple[int, ...]:

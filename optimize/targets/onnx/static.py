@@ -29,6 +29,7 @@ from optimize.targets.onnx_graph.nodes import (
 )
 from optimize.targets.onnx_graph.policy import Placement
 from optimize.targets.onnx_graph.quantize import quantize_onnx
+from optimize.targets.onnx_graph.ranges import clip_levels
 
 
 def quantize_static(model: ir.Model, value_names: Mapping[str, str], plan: Quantization, policy: Placement) -> Coverage:
@@ -166,13 +167,9 @@ def _clip(graph: ir.Graph, clip: ir.Node, quantize: ir.Node) -> None:
     before = maker(clip.inputs[0], "DequantizeLinear") if clip.op_type == "Clip" else None
     if before is None or not _is_alike(before, quantize):
         return
-    step, zero = scalar(before.inputs[1]) or 1.0, _zero(before) or 0
-    found = [scalar(value) for value in (*clip.inputs[1:], None, None)][:2]
-    numbers = [
-        furthest if bound is None else int(np.clip(np.rint(bound / step) + zero, 0, 255))
-        for bound, furthest in zip(found, (0, 255), strict=True)
-    ]
-    replace(quantize.outputs[0], _bounded(graph, before, clip, *numbers))
+    numbers = clip_levels(clip, scalar(before.inputs[1]) or 1.0, _zero(before) or 0, (0, 255))
+    if numbers is not None:
+        replace(quantize.outputs[0], _bounded(graph, before, clip, *numbers))
 
 
 def _sign(graph: ir.Graph, where: ir.Node, quantize: ir.Node) -> None:

@@ -26,7 +26,7 @@ import onnx
 import onnx_ir as ir
 
 from optimize.errors import Refused
-from optimize.targets.base import Basis, FileValues, Shared, TensorSpec
+from optimize.targets.base import NUMBERS, Basis, FileValues, Shared, TensorSpec
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import open_unfused, run_of
 from optimize.targets.onnx.untrusted.calls import graphs_of
@@ -44,7 +44,6 @@ _OF_CHANCE = frozenset(
 _FAMILIES = {"Conv": "convolution", "ConvTranspose": "transposed convolution", "Gemm": "linear", "MatMul": "linear"}
 _BEHIND = frozenset({"Relu", "Clip", "QuantizeLinear", "DequantizeLinear"})
 _REALS = frozenset({"float16", "float32", "float64", "bfloat16"})
-_NUMBERS = _REALS | {"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16})
 
 
@@ -140,7 +139,7 @@ def inputs_of(model: onnx.ModelProto, path: Path) -> tuple[TensorSpec, ...]:
     held = {tensor.name for tensor in model.graph.initializer}
     specs = tuple(_spec(entry) for entry in model.graph.input if entry.name not in held)
     for spec in specs:
-        if spec.dtype not in _NUMBERS:
+        if spec.dtype not in NUMBERS:
             raise Refused(f"'{path}' takes '{spec.name}'; only tensors of numbers can be given here.")
         if any(isinstance(size, int) and size < 0 for size in spec.shape):
             raise Refused(f"'{path}' takes '{spec}': a size is negative.", hint="Write a free size as a name.")

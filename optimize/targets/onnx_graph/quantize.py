@@ -36,7 +36,7 @@ from optimize.targets.onnx_graph.nodes import (
 )
 from optimize.targets.onnx_graph.placement import PlacedParts, decide, rescaled_input
 from optimize.targets.onnx_graph.policy import OPENVINO, Placement
-from optimize.targets.onnx_graph.ranges import clip_bounds, infer_ranges
+from optimize.targets.onnx_graph.ranges import clip_bounds, clip_levels, infer_ranges
 
 #: An int32 bias keeps this distance from overflow, so that a sum of products can be added to it.
 LARGEST_BIAS = 2.0**30
@@ -274,23 +274,19 @@ def write_qcdq(model: ir.Model, value_names: Mapping[str, str], plan: Quantizati
 def _clip_integers(graph: ir.Graph, clip: ir.Node) -> None:
     """Clip behind rounding what is clipped before it."""
     rounding = only_reader(clip.outputs[0], "QuantizeLinear")
-    value, *given = clip.inputs
-    if rounding is None or any(end is not None and scalar(end) is None for end in given):
+    if rounding is None:
         return
-    zero = constant(rounding.inputs[2])
-    assert zero is not None
+    zero, step = constant(rounding.inputs[2]), scalar(rounding.inputs[1])
+    assert zero is not None and step is not None
     limits = np.iinfo(zero.dtype)
-    found = [limits.min, limits.max]
-    step = scalar(rounding.inputs[1])
-    assert step is not None
-    for place, end in enumerate(given):
-        if end is not None and (number := scalar(end)) is not None:
-            found[place] = int(np.clip(np.rint(number / step) + int(zero), limits.min, limits.max))
+    found = clip_levels(clip, step, int(zero), (limits.min, limits.max))
+    if found is None:
+        return
     rounded = rounding.outputs[0]
     name = name_of(rounded)
     ends = [store(graph, f"{name}_{word}", np.array(end, zero.dtype)) for word, end in zip(_ENDS, found, strict=True)]
     read = readers(rounded)
-    rounding.replace_input_with(0, value)
+    rounding.replace_input_with(0, clip.inputs[0])
     clipped = add(graph, "Clip", [rounded, *ends], name=f"{name}_clipped", like=rounded)
     for reader in read:
         reader.replace_input_with(0, clipped)

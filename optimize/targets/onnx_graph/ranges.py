@@ -78,6 +78,19 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     return bounds[0], bounds[1]
 
 
+def clip_levels(clip: ir.Node, step: float, zero: int, limits: tuple[int, int]) -> list[int] | None:
+    """Return the bounds of a clip as integers of a scale, None where one of them is computed.
+
+    Args:
+        clip: A ``Clip``.
+        step: The scale.
+        zero: Its zero point.
+        limits: The smallest and the largest integer: where it has no bound.
+    """
+    bounds = clip_bounds(clip)
+    return bounds and [int(np.clip(np.rint(bound / step) + zero, *limits)) for bound in bounds]
+
+
 def _rule(node: ir.Node, ranges: Mapping[str, Range]) -> Range | None:
     if node.op_type in _FIXED:
         return _FIXED[node.op_type]

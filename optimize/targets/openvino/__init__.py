@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from optimize import processor
 from optimize.errors import OptimizeError, Refused, UsageError, VerificationFailed, nearest
 from optimize.files import whole
 from optimize.registry import register_target
@@ -189,11 +188,10 @@ $feeds
         from optimize.targets.openvino.reading import check_ir, ends_of
         from optimize.targets.packaging import describe_file, of_chance
 
-        said = check_ir(path, trust=trust)
-        found = describe_file(self.name, path, self.files(path), trust=trust)
-        cpu = processor.known(said.cpu, said.precision)
-        found = replace(found, cpu=cpu, precision=said.precision, notes=of_chance(said.of_chance))
-        found = replace(found, preprocess=said.preprocess, included=said.included, settings=self._settings)
+        body = check_ir(path, trust=trust)
+        files, precision = self.files(path), body.precision
+        found = describe_file(self.name, path, files, trust=trust, precision=precision, said=body.said)
+        found = replace(found, notes=of_chance(body.of_chance), settings=self._settings)
         try:
             inputs, outputs = ends_of(path, trust=trust)
             return replace(found, inputs=inputs, outputs=outputs)

@@ -11,6 +11,7 @@ from typing import BinaryIO, NoReturn
 
 from optimize.errors import Refused
 from optimize.regular import require_file, shown
+from optimize.targets.base import SAID
 
 #: Of a description; weights lie beside it. And of one tag, comment or name in it: the parser starts again at its first
 #: byte whenever more of it comes, and hears no Ctrl-C before the piece that it was given is read.
@@ -56,16 +57,12 @@ class Body:
     Attributes:
         layers: By their numbers.
         sources: The number of the layer that feeds an input, by the numbers of the layer and the input.
-        cpu: The processors that its integers were made for, as it says; of the outermost graph.
-        preprocess: How pictures become its inputs, likewise.
-        included: What it does of that by itself, likewise.
+        said: What the outermost graph says of itself, by the words of ``SAID``.
     """
 
     layers: dict[str, IrLayer] = field(default_factory=dict)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
-    cpu: str = ""
-    preprocess: str = ""
-    included: str = ""
+    said: dict[str, str] = field(default_factory=dict)
 
     @property
     def of_chance(self) -> set[str]:
@@ -156,8 +153,8 @@ class _Reader:
             self._layers[-1].ports.append(self._number(attributes, "id"))
         elif parent == "edges" and name == "edge":
             self._join(attributes)
-        elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in ("cpu", "preprocess", "included"):
-            setattr(self.net, name, attributes.get("value", ""))
+        elif self._open[:-1] == ["net", "rt_info", "optimize"] and name in SAID:
+            self.net.said[name] = attributes.get("value", "")
 
     def end(self, name: str) -> None:
         """Take in the end of an element."""

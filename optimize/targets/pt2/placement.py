@@ -97,7 +97,7 @@ def _integer_weight(program: Program, plan: Quantization, node: fx.Node) -> torc
     if graph.is_call(node, *ops.RECURRENT):
         raise Refused(NO_STATIC_KERNEL)
     if node.name not in plan.layers:
-        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
+        raise Refused(plan.reason_of(node.name))
     if node.target not in LAYERS:
         raise Refused(f"inductor has no integer kernel for {graph.op_name(node)}")
     source, (weight, _) = graph.argument(node, "input"), read_parameters(program.graph_module, node)

@@ -75,7 +75,7 @@ class TensorRT(EngineOptions, Target):
         from optimize.targets.onnx_graph.external import weights_path
         from optimize.targets.tensorrt.lowering import lower, to_model
 
-        package = packages.asked(self.library)
+        package, lacking, advice = packages.asked(self.library)
         if package is not None:
             self.check(package)
         lowered = lower(program)
@@ -83,7 +83,7 @@ class TensorRT(EngineOptions, Target):
         onnx = path.with_suffix(".tensorrt.onnx")
         save(model, onnx)
         if package is None:
-            raise self._unavailable(*packages.lacking(self.library), path, lowered)
+            raise self._unavailable(lacking, advice, path, lowered)
         try:
             built = self._build(package, lowered, path)
         except TargetUnavailable as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from optimize.targets.base import LayerTypes, TypedLayer
 from optimize.targets.tensorrt import log, packages
 from optimize.targets.tensorrt.layers import inspect, network_types, weighted_layers
 from optimize.targets.tensorrt.log import build_failure, parse_failure, plain
-from optimize.targets.tensorrt.options import EngineOptions
+from optimize.targets.tensorrt.options import EngineOptions, Profile
 from optimize.targets.tensorrt.reading import names_of
 
 _BUILD = "optimize.targets.tensorrt.builder:build_here"
@@ -164,13 +164,11 @@ def _keep_timings(config: Any, order: Order) -> None:
 
 def build_here(folder: Path, tell: Callable[[str, float], None], order: dict[str, Any]) -> dict[str, Any]:
     """Carry out one order in this process, which is a child; return what was built as JSON holds it."""
-    options = order.pop("options")
-    asked = EngineOptions(**{**options, "compute_capabilities": tuple(options["compute_capabilities"])})
-    return dataclasses.asdict(_carry_out(Order(**order, options=asked), lambda share: tell("build", share)))
-
-
-def _carry_out(order: Order, tell: Callable[[float], None]) -> Built:
-    return build_with_torch(order) if order.module == "torch_tensorrt" else build(order, tell)
+    asked = TypeAdapter(Order).validate_python(order)
+    is_by_torch = asked.module == "torch_tensorrt"
+    return dataclasses.asdict(
+        build_with_torch(asked) if is_by_torch else build(asked, lambda share: tell("build", share))
+    )
 
 
 @dataclass
@@ -261,7 +259,7 @@ class Order:
     title: str
     source: str
     engine: str
-    profile: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+    profile: Profile
     options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
 
 

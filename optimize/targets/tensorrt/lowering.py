@@ -20,8 +20,6 @@ from optimize.targets.tensorrt.conformance import check
 from optimize.targets.tensorrt.packages import TENSORRT_RTX, TORCH_TENSORRT, Package
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from optimize.program import Program
 
 
@@ -81,8 +79,6 @@ def widened(onnx: Path) -> Iterator[Path]:
 
     The model that stays is the one that every version of TensorRT and ONNX Runtime take.
     """
-    import onnx_ir as ir
-
     from optimize.targets.onnx_graph.export import save
 
     model = ir.load(onnx)

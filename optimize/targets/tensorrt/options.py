@@ -16,7 +16,6 @@ from optimize.targets.tensorrt.packages import TENSORRT_RTX, Package
 
 if TYPE_CHECKING:
     from optimize.program import Program
-    from optimize.targets.tensorrt.packages import Package
 
 #: Smallest, typical and largest shape of each input with a free dimension.
 Profile = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]

@@ -73,49 +73,36 @@ TORCH_TENSORRT = Package("Torch-TensorRT", "torch_tensorrt", "torch-tensorrt", "
 _PACKAGES = {package.distribution: package for package in (TENSORRT, TENSORRT_RTX, TORCH_TENSORRT)}
 
 
-def choose() -> Package | None:
-    """Return the package to build with: TensorRT where a GPU is, else TensorRT-RTX; None when neither can."""
-    if TENSORRT.installed and has_gpu():
-        return TENSORRT
-    return TENSORRT_RTX if TENSORRT_RTX.installed else None
-
-
-def asked(library: str) -> Package | None:
-    """Return the package to build with where the user named one; None when it cannot build here.
+def asked(library: str = "auto") -> tuple[Package | None, str, str]:
+    """Return the package to build with; None where none can here, with why and what to do about it.
 
     Args:
-        library: Name of its distribution, or ``auto`` to choose.
+        library: Name of its distribution, or ``auto``: TensorRT where a GPU is, else TensorRT-RTX.
     """
-    if library == "auto":
-        return choose()
-    package = _PACKAGES[library]
-    usable = package.installed and (has_gpu() or not package.needs_gpu)
-    return package if usable else None
-
-
-def lacking(library: str) -> tuple[str, str]:
-    """Return why ``asked`` found nothing to build with, and what to do about it."""
-    if library == "auto":
-        found = availability()
-        return found.reason, found.install
-    package = _PACKAGES[library]
-    if package.installed:
-        return f"{package.title} builds engines on a GPU and there is none", "Leave library out"
-    return f"{package.title} is not installed", package.install
+    if library != "auto":
+        package = _PACKAGES[library]
+        if not package.installed:
+            return None, f"{package.title} is not installed", package.install
+        if package.needs_gpu and not has_gpu():
+            return None, f"{package.title} builds engines on a GPU and there is none", "Leave library out"
+        return package, "", ""
+    if TENSORRT.installed and has_gpu():
+        return TENSORRT, "", ""
+    if TENSORRT_RTX.installed:
+        return TENSORRT_RTX, "", ""
+    reason = "neither TensorRT nor TensorRT-RTX is installed"
+    if TENSORRT.installed:
+        reason = "TensorRT builds engines on a GPU and there is none; TensorRT-RTX builds them without"
+    return None, reason, (TENSORRT if has_gpu() else TENSORRT_RTX).install
 
 
 def availability() -> Availability:
     """Say whether engines can be built and run here."""
-    found, gpu = choose(), has_gpu()
+    (package, reason, install), gpu = asked(), has_gpu()
     versions = {entry.distribution: entry.version for entry in (TENSORRT, TENSORRT_RTX) if entry.installed}
-    if found is not None:
-        return Availability(export=True, run=gpu, version=versions, reason="" if gpu else NO_GPU)
-    if TENSORRT.installed:
-        reason = "TensorRT builds engines on a GPU and there is none; TensorRT-RTX builds them without"
-    else:
-        reason = "neither TensorRT nor TensorRT-RTX is installed"
-    missing = TENSORRT if gpu else TENSORRT_RTX
-    return Availability(export=False, run=False, version=versions, reason=reason, install=missing.install)
+    if package is not None and not gpu:
+        reason = NO_GPU
+    return Availability(package is not None, gpu and package is not None, versions, reason, install)
 
 
 @cache

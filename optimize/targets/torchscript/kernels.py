@@ -6,9 +6,9 @@ Every kernel here was compared with float arithmetic on dequantized inputs: it i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -16,22 +16,13 @@ from torch import fx
 from optimize import graph, ops
 from optimize.graph import aten
 
+if TYPE_CHECKING:
+    from optimize.targets.torchscript.lowering import Integers
+
 quantized = torch.ops.quantized
 
 
-class Emitter(Protocol):
-    """The part of a lowering that kernels write through."""
-
-    graph: fx.Graph
-
-    def integer(self, node: Any) -> fx.Node:
-        """Return the integer value of a node, quantizing it where it is float."""
-
-    def mapped(self, value: Any) -> Any:
-        """Return arguments with float tensors replaced by integer ones and sizes by their copies."""
-
-    def scale(self, node: fx.Node) -> tuple[float, int]:
-        """Return the scale and zero point of a node's result."""
+Emit = Callable[["Integers", fx.Node], fx.Node]
 
 
 @dataclass(frozen=True)
@@ -45,48 +36,31 @@ class QuantizedKernel:
         refuses: Returns why a particular call has no integer kernel, or an empty string.
     """
 
-    emit: Callable[[Emitter, fx.Node], fx.Node]
+    emit: Emit
     rescales: bool = False
     moves: bool = False
     refuses: Callable[[fx.Node], str] = lambda node: ""
 
 
-def _same(emitter: Emitter, node: fx.Node) -> fx.Node:
+def _same(emitter: Integers, node: fx.Node) -> fx.Node:
     """The ATen operator itself takes integer tensors; the result keeps the scale of the input."""
     return emitter.graph.call_function(node.target, emitter.mapped(node.args), dict(node.kwargs))  # type: ignore[arg-type]
 
 
-def _rescaled(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
-    """``kernel(input, scale, zero_point)``."""
-
-    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
-        return emitter.graph.call_function(kernel, (emitter.integer(node.args[0]), *emitter.scale(node)))
-
-    return emit
+def _scaled(kernel: Any, arguments: Callable[[Integers, fx.Node], Iterable[Any]]) -> Emit:
+    """``kernel(*arguments, scale, zero_point)``."""
+    return lambda emitter, node: emitter.graph.call_function(kernel, (*arguments(emitter, node), *emitter.scale(node)))
 
 
-def _binary(kernel: Any) -> Callable[[Emitter, fx.Node], fx.Node]:
-    """``kernel(a, b, scale, zero_point)``."""
-
-    def emit(emitter: Emitter, node: fx.Node) -> fx.Node:
-        operands = (emitter.integer(node.args[0]), emitter.integer(node.args[1]))
-        return emitter.graph.call_function(kernel, (*operands, *emitter.scale(node)))
-
-    return emit
+def _one(emitter: Integers, node: fx.Node) -> list[fx.Node]:
+    return [emitter.integer(node.args[0])]
 
 
-def _cat(emitter: Emitter, node: fx.Node) -> fx.Node:
-    arguments = (emitter.mapped(node.args[0]), graph.argument(node, "dim"), *emitter.scale(node))
-    return emitter.graph.call_function(quantized.cat.default, arguments)
+def _two(emitter: Integers, node: fx.Node) -> list[fx.Node]:
+    return [emitter.integer(node.args[0]), emitter.integer(node.args[1])]
 
 
-def _leaky_relu(emitter: Emitter, node: fx.Node) -> fx.Node:
-    slope = graph.argument(node, "negative_slope")
-    arguments = (emitter.integer(node.args[0]), slope, False, *emitter.scale(node))
-    return emitter.graph.call_function(quantized.leaky_relu.default, arguments)
-
-
-def _silu(emitter: Emitter, node: fx.Node) -> fx.Node:
+def _silu(emitter: Integers, node: fx.Node) -> fx.Node:
     """``x * sigmoid(x)``, the sigmoid on all 256 levels of [0, 1)."""
     x = emitter.integer(node.args[0])
     gate = emitter.graph.call_function(quantized.sigmoid.default, (x, 1 / 256, 0))
@@ -128,12 +102,22 @@ _SAME_SCALE = (
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec,
 )  # fmt: skip
 KERNELS: dict[Any, QuantizedKernel] = {
-    aten.add.Tensor: QuantizedKernel(_binary(quantized.add.default), rescales=True, refuses=_not_two_tensors),
-    aten.mul.Tensor: QuantizedKernel(_binary(quantized.mul.default), rescales=True, refuses=_not_two_tensors),
-    aten.cat.default: QuantizedKernel(_cat, rescales=True, moves=True),
-    aten.hardswish.default: QuantizedKernel(_rescaled(quantized.hardswish.default), rescales=True),
-    aten.sigmoid.default: QuantizedKernel(_rescaled(quantized.sigmoid.default), rescales=True),
-    aten.leaky_relu.default: QuantizedKernel(_leaky_relu, rescales=True),
+    aten.add.Tensor: QuantizedKernel(_scaled(quantized.add.default, _two), rescales=True, refuses=_not_two_tensors),
+    aten.mul.Tensor: QuantizedKernel(_scaled(quantized.mul.default, _two), rescales=True, refuses=_not_two_tensors),
+    aten.cat.default: QuantizedKernel(
+        _scaled(quantized.cat.default, lambda made, node: (made.mapped(node.args[0]), graph.argument(node, "dim"))),
+        rescales=True,
+        moves=True,
+    ),
+    aten.hardswish.default: QuantizedKernel(_scaled(quantized.hardswish.default, _one), rescales=True),
+    aten.sigmoid.default: QuantizedKernel(_scaled(quantized.sigmoid.default, _one), rescales=True),
+    aten.leaky_relu.default: QuantizedKernel(
+        _scaled(
+            quantized.leaky_relu.default,
+            lambda made, node: (*_one(made, node), graph.argument(node, "negative_slope"), False),
+        ),
+        rescales=True,
+    ),
     aten.silu.default: QuantizedKernel(_silu, rescales=True),
     aten.clamp.default: QuantizedKernel(_same, refuses=_half_open),
     **dict.fromkeys(_SAME_SCALE, QuantizedKernel(_same)),

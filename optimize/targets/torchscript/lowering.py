@@ -207,12 +207,8 @@ def _static(program: Program, plan: Quantization) -> Lowered:
 
 def _dynamic(program: Program, plan: Quantization) -> Lowered:
     packed, left = pack_dynamic(program, plan)
-
-    def emit(copy: _Copy, node: fx.Node) -> fx.Node:
-        values = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(packed[node])]
-        return emit_dynamic(copy.graph, node, values, copy.value)
-
-    return Lowered(_Copy(program, packed, emit).write(), tuple(map(graph.origin, packed)), left)
+    copy = _Copy(program, packed, lambda copy, node: _emit_dynamic(copy, node, packed[node]))
+    return Lowered(copy.write(), tuple(map(graph.origin, packed)), left)
 
 
 def _weights(program: Program, plan: Quantization) -> Lowered:
@@ -236,33 +232,25 @@ def pack_dynamic(program: Program, plan: Quantization) -> tuple[dict[fx.Node, li
     return packed, (*left, *(float_layer(node, "both its inputs are computed at run time") for node in products))
 
 
-def emit_dynamic(
-    target: fx.Graph, node: fx.Node, packed: list[fx.Node], value: Callable[[fx.Node], fx.Node]
-) -> fx.Node:
-    """Write the integer call of one layer.
-
-    Args:
-        target: The graph to write to.
-        node: The float layer.
-        packed: The nodes that read its packed weights.
-        value: Gives the copy of an input.
-    """
+def _emit_dynamic(copy: _Copy, node: fx.Node, weights: list[Any]) -> fx.Node:
+    """Write the integer call of one layer by its packed weights."""
+    packed = [copy.attribute(f"{node.name}_packed_{i}", value) for i, value in enumerate(weights)]
+    call = copy.graph.call_function
     if node.target is aten.linear.default:
-        source = value(graph.argument(node, "input"))
-        return target.call_function(quantized.linear_dynamic.default, (source, packed[0]))
-    source, state = fx.node.map_arg((graph.argument(node, "input"), graph.argument(node, "hx")), value)
+        return call(quantized.linear_dynamic.default, (copy.value(graph.argument(node, "input")), packed[0]))
+    source, state = fx.node.map_arg((graph.argument(node, "input"), graph.argument(node, "hx")), copy.value)
     names = ("num_layers", "dropout", "train", "bidirectional", "batch_first")
     arguments = (source, state, packed, True, *(graph.argument(node, name) for name in names))
     if node.target is aten.gru.input:
-        return target.call_function(aten.quantized_gru.input, arguments)
-    return target.call_function(aten.quantized_lstm.input, arguments, {"dtype": torch.qint8, "use_dynamic": True})
+        return call(aten.quantized_gru.input, arguments)
+    return call(aten.quantized_lstm.input, arguments, {"dtype": torch.qint8, "use_dynamic": True})
 
 
 def _pack(program: Program, plan: Quantization, node: fx.Node) -> list[Any]:
     if node.target is not aten.linear.default and node.target not in ops.RECURRENT:
         raise Refused("a convolution is slower with ranges taken at run time")
     if node.name not in plan.layers:
-        raise Refused(plan.left_float.get(node.name, "the quantization plan leaves it in float"))
+        raise Refused(plan.reason_of(node.name))
     if node.target is aten.linear.default:
         return [_pack_matrix(plan, *read_parameters(program.graph_module, node))]
     weights = [read_parameter(program.graph_module, weight) for weight in graph.argument(node, "params")]

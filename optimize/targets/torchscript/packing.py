@@ -53,23 +53,6 @@ _TRANSPOSED = ("stride", "padding", "output_padding", "dilation", "groups")
 
 
 @dataclass(frozen=True)
-class IntegerLayer:
-    """How one kind of weighted layer runs in integers.
-
-    Attributes:
-        prepack: Packs ``(weight, bias, *geometry)``.
-        kernel: Computes ``(input, packed, scale, zero_point)``.
-        geometry: Names of the node's arguments that ``prepack`` takes as well.
-        per_channel: Whether the kernel takes one weight scale an output channel.
-    """
-
-    prepack: Any
-    kernel: Any
-    geometry: tuple[str, ...] = _CONVOLUTION
-    per_channel: bool = True
-
-
-@dataclass(frozen=True)
 class PackedLayer:
     """The weights of one layer in the form its integer kernel takes.
 
@@ -98,20 +81,15 @@ class PackedLayer:
         return call(quantized.cat.default, (parts, 1, scale, zero_point))
 
 
-LAYERS: dict[Any, IntegerLayer] = {
-    aten.conv1d.default: IntegerLayer(quantized.conv1d_prepack.default, quantized.conv1d.default),
-    aten.conv2d.default: IntegerLayer(quantized.conv2d_prepack.default, quantized.conv2d.new),
-    aten.conv3d.default: IntegerLayer(quantized.conv3d_prepack.default, quantized.conv3d.new),
-    aten.conv_transpose1d.default: IntegerLayer(
-        quantized.conv_transpose1d_prepack.default, quantized.conv_transpose1d.default, _TRANSPOSED, False
-    ),
-    aten.conv_transpose2d.input: IntegerLayer(
-        quantized.conv_transpose2d_prepack.default, quantized.conv_transpose2d.default, _TRANSPOSED, False
-    ),
-    aten.conv_transpose3d.input: IntegerLayer(
-        quantized.conv_transpose3d_prepack.default, quantized.conv_transpose3d.default, _TRANSPOSED, False
-    ),
-    aten.linear.default: IntegerLayer(quantized.linear_prepack.default, quantized.linear.default, ()),
+#: What packs ``(weight, bias, *geometry)`` of a layer, and what computes ``(input, packed, scale, zero_point)``.
+LAYERS: dict[Any, tuple[Any, Any]] = {
+    aten.conv1d.default: (quantized.conv1d_prepack.default, quantized.conv1d.default),
+    aten.conv2d.default: (quantized.conv2d_prepack.default, quantized.conv2d.new),
+    aten.conv3d.default: (quantized.conv3d_prepack.default, quantized.conv3d.new),
+    aten.conv_transpose1d.default: (quantized.conv_transpose1d_prepack.default, quantized.conv_transpose1d.default),
+    aten.conv_transpose2d.input: (quantized.conv_transpose2d_prepack.default, quantized.conv_transpose2d.default),
+    aten.conv_transpose3d.input: (quantized.conv_transpose3d_prepack.default, quantized.conv_transpose3d.default),
+    aten.linear.default: (quantized.linear_prepack.default, quantized.linear.default),
 }
 
 
@@ -143,18 +121,19 @@ def pack(module: fx.GraphModule, node: fx.Node, plan: Quantization) -> PackedLay
     Raises:
         Refused: The layer has no integer kernel here; the message is the reason, without a full stop.
     """
-    layer = LAYERS[node.target]
+    is_transposed = node.target in ops.TRANSPOSED_CONVOLUTIONS
+    names = () if node.target is aten.linear.default else _TRANSPOSED if is_transposed else _CONVOLUTION
     weight, bias = read_parameters(module, node)
-    geometry = {name: _per_dimension(graph.argument(node, name), weight.dim() - 2) for name in layer.geometry}
+    geometry = {name: _per_dimension(graph.argument(node, name), weight.dim() - 2) for name in names}
     source, kernel = graph.argument(node, "input"), weight
     if (absorbed := _absorb(node, weight, geometry)) is not None:
         source, kernel, geometry["padding"] = source.args[0], absorbed, [absorbed.shape[2] // 2] * 2
-    groups = _part_groups(kernel.shape, geometry) if layer.geometry == _CONVOLUTION else [geometry.get("groups", 1)]
-    form = weight_format(plan, node.name, per_channel=layer.per_channel, groups=max(groups))
+    groups = _part_groups(kernel.shape, geometry) if names is _CONVOLUTION else [geometry.get("groups", 1)]
+    form = weight_format(plan, node.name, per_channel=not is_transposed, groups=max(groups))
     try:
         steps = [weight_scales(each, form, ops.output_axis(node)) for each in (kernel, weight)]
         stored, plain = (make_quantized(each, form, torch.maximum(*steps)) for each in (kernel, weight))
-        packed = _pack_parts(layer, source, stored, bias, geometry, groups)
+        packed = _pack_parts(LAYERS[node.target], source, stored, bias, geometry, groups)
         check(node, packed, plain.dequantize(), bias)
     except RuntimeError as error:
         raise Refused(first_line(error).rstrip(".")) from error
@@ -162,7 +141,7 @@ def pack(module: fx.GraphModule, node: fx.Node, plan: Quantization) -> PackedLay
 
 
 def _pack_parts(
-    layer: IntegerLayer,
+    kernels: tuple[Any, Any],
     source: fx.Node,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -170,15 +149,16 @@ def _pack_parts(
     groups: list[int],
 ) -> PackedLayer:
     """Pack a quantized weight in parts of so many groups each."""
+    prepack, kernel = kernels
     if len(groups) == 1:
-        return PackedLayer(source, layer.kernel, (layer.prepack(weight, bias, *geometry.values()),))
+        return PackedLayer(source, kernel, (prepack(weight, bias, *geometry.values()),))
     ends = np.cumsum([0, *groups])
     outputs = (ends * (weight.shape[0] // geometry["groups"])).tolist()
     packed = [
-        layer.prepack(weight[start:end], None if bias is None else bias[start:end], *{**geometry, "groups": n}.values())
+        prepack(weight[start:end], None if bias is None else bias[start:end], *{**geometry, "groups": n}.values())
         for (start, end), n in zip(pairwise(outputs), groups, strict=True)
     ]
-    return PackedLayer(source, layer.kernel, tuple(packed), tuple((ends * weight.shape[1]).tolist()))
+    return PackedLayer(source, kernel, tuple(packed), tuple((ends * weight.shape[1]).tolist()))
 
 
 def _part_groups(shape: torch.Size, geometry: dict[str, Any]) -> list[int]:

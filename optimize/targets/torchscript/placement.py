@@ -89,7 +89,7 @@ def _pack_layer(program: Program, plan: Quantization, node: fx.Node, ranges: Map
     if graph.is_call(node, *ops.RECURRENT):
         raise Refused(NO_STATIC_KERNEL)
     if node.name not in plan.layers:
-        reason = plan.left_float.get(node.name, "the quantization plan leaves it in float")
+        reason = plan.reason_of(node.name)
         raise Refused(f"{reason}; it has bfloat16" if node.meta["val"].dtype is torch.bfloat16 else reason)
     if not {node, graph.argument(node, "input")} <= ranges.keys():
         raise Refused("no range was learned for it")
