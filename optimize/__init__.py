@@ -53,43 +53,24 @@ if TYPE_CHECKING:  # isort: off
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "capture": "optimize.frontend",
-    "find_best": "optimize.auto.searching",
-    **dict.fromkeys(("insert_branches", "explain_branches"), "optimize.branches"),
-    **dict.fromkeys(
-        ("OptimizeError", "Refused", "TargetUnavailable", "UsageError", "VerificationFailed"), "optimize.errors"
-    ),
-    "Gradual": "optimize.passes.gradual",
-    "merge_branches": "optimize.passes.merging",
-    "narrow": "optimize.load.narrowing",
-    "Program": "optimize.program",
-    **dict.fromkeys(("register_pass", "register_target"), "optimize.registry"),
-    "Training": "optimize.training",
-    "Pipeline": "optimize.pipeline",
-    "optimize": "optimize.workflow",
-    "export": "optimize.workflow",
-    **dict.fromkeys(
-        (
-            "FuseBNSign",
-            "FuseConvBN",
-            "Reparameterize",
-            "EqualizeChannels",
-            "QuantizeStatic",
-            "QuantizeDynamic",
-            "QuantizeAware",
-            "QuantizeWeights",
-            "CastFP16",
-            "CastBF16",
-            "PairChannels",
-            "PruneChannels",
-            "PruneWeights",
-            "ReduceDepth",
-            "Script",
-        ),
-        "optimize.passes",
-    ),
+#: Public names by the module that has them, as the imports above say it to type checkers.
+_NAMES = {
+    "auto.searching": "find_best",
+    "branches": "explain_branches insert_branches",
+    "errors": "OptimizeError Refused TargetUnavailable UsageError VerificationFailed",
+    "frontend": "capture",
+    "load.narrowing": "narrow",
+    "passes": "CastBF16 CastFP16 EqualizeChannels FuseBNSign FuseConvBN PairChannels PruneChannels PruneWeights "
+    "QuantizeAware QuantizeDynamic QuantizeStatic QuantizeWeights ReduceDepth Reparameterize Script",
+    "passes.gradual": "Gradual",
+    "passes.merging": "merge_branches",
+    "pipeline": "Pipeline",
+    "program": "Program",
+    "registry": "register_pass register_target",
+    "training": "Training",
+    "workflow": "export optimize",
 }
+_HOMES = {name: f"optimize.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

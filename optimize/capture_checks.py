@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -269,15 +271,21 @@ def check_sizes(program: Program) -> Program:
     doubled = {
         name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
     }
-    answers = _Answers(program)
-    larger = _largest(answers, examples, doubled)
+
+    @functools.cache
+    def answer(*sizes: int) -> list[torch.Tensor] | None:
+        with contextlib.suppress(Exception):
+            return _expected(program, program.resized(dict(zip(examples, sizes, strict=True))))
+        return None
+
+    larger = _largest(answer, examples, doubled)
     smaller = (
         {name: program.free[name].within(smaller(size)) for name, size in examples.items()} for smaller in _SMALLER
     )
-    less = next((sizes for sizes in smaller if answers.of(sizes) is not None), examples)
+    less = next((sizes for sizes in smaller if answer(*sizes.values()) is not None), examples)
     tried = [sizes for sizes in (larger, less) if sizes != examples]
     for sizes in tried or [doubled]:  # where the module takes no other size, what fails is told
-        _check_at(program, sizes, answers.of(sizes))
+        _check_at(program, sizes, answer(*sizes.values()))
     free = dict(program.free)
     for name, size in examples.items():
         most = free[name].most if larger == doubled else larger[name]
@@ -286,39 +294,17 @@ def check_sizes(program: Program) -> Program:
     return replace(program, free=free)
 
 
-class _Answers:
-    """What a module answers at the sizes that it is asked for, once each."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self._known = program, dict[tuple[int, ...], list[torch.Tensor] | None]()
-
-    def of(self, sizes: Mapping[str, int]) -> list[torch.Tensor] | None:
-        """Return its answers; None where it fails."""
-        key = tuple(sizes.values())
-        if key not in self._known:
-            self._known[key] = _answer(self.program, sizes)
-        return self._known[key]
-
-
-def _largest(answers: _Answers, examples: dict[str, int], most: dict[str, int]) -> dict[str, int]:
+def _largest(
+    answer: Callable[..., list[torch.Tensor] | None], examples: dict[str, int], most: dict[str, int]
+) -> dict[str, int]:
     """Return the largest sizes, from the examples' to ``most``, that the module takes; of several all or none."""
-    if answers.of(most) is not None:
+    if answer(*most.values()) is not None:
         return most
     if len(examples) > 1:
         return examples
     ((name, taken),), (refused,) = examples.items(), most.values()
-    while refused - taken > 1:
-        middle = (taken + refused) // 2
-        taken, refused = (taken, middle) if answers.of({name: middle}) is None else (middle, refused)
-    return {name: taken}
-
-
-def _answer(program: Program, sizes: Mapping[str, int]) -> list[torch.Tensor] | None:
-    """Return what the module answers at some sizes; None where it fails."""
-    try:
-        return _expected(program, program.resized(sizes))
-    except Exception:
-        return None
+    more = range(taken + 1, refused)
+    return {name: taken + bisect.bisect_left(more, True, key=lambda size: answer(size) is None)}
 
 
 def _check_at(program: Program, sizes: Mapping[str, int], expected: Sequence[torch.Tensor] | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.nn.modules import transformer
@@ -167,18 +168,11 @@ def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[s
     return tuple(names)
 
 
-@contextlib.contextmanager
-def _masks_as_given() -> Iterator[None]:
-    """Let torch's transformer layers use the mask they are given, without a look at its values for a faster kernel.
-
-    They ask whether it is the causal one, which an export cannot answer; the mask says the same without that hint.
-    """
-    looks = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = looks
+#: Lets torch's transformer layers use the mask they are given: they ask whether it is the causal one, for a faster
+#: kernel, which an export cannot answer; the mask says the same without that hint.
+_masks_as_given = functools.partial(
+    mock.patch.object, transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True
+)
 
 
 def _export(

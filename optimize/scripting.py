@@ -26,7 +26,6 @@ from torch import fx
 from optimize import graph
 from optimize.errors import Refused
 from optimize.graph import aten
-from optimize.program import Program
 
 #: Namespaces whose operators exist in every process that has imported torch.
 _BUILT_IN = ("aten", "quantized")
@@ -40,32 +39,20 @@ _COUNTERPARTS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def compile_program(program: Program) -> torch.jit.ScriptModule:
-    """Compile a program to TorchScript; it shares the program's weights and keeps their state-dict keys.
-
-    Args:
-        program: The program, on any floating-point type; its quantization plan is not looked at.
+def compile_graph(module: fx.GraphModule) -> torch.jit.ScriptModule:
+    """Compile a graph of ATen and quantized operators to TorchScript; it shares its weights and keeps their keys.
 
     Returns:
         A module in evaluation mode that takes the flat inputs and returns one tensor, or a flat tuple of them.
 
     Raises:
-        Refused: TorchScript lacks something the program uses; the message names the operator and the layer.
+        Refused: TorchScript lacks something the graph uses; the message names the operator and the layer.
 
     Example:
         >>> from optimize.frontend import capture
         >>> program = capture(torch.nn.Linear(3, 2), (torch.zeros(2, 3),))
-        >>> compile_program(program)(torch.zeros(5, 3)).shape
+        >>> compile_graph(program.graph_module)(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
-    """
-    return compile_graph(program.graph_module)
-
-
-def compile_graph(module: fx.GraphModule) -> torch.jit.ScriptModule:
-    """Compile a graph of ATen and quantized operators to TorchScript; see ``compile_program``.
-
-    Raises:
-        Refused: TorchScript lacks something the graph uses.
     """
     plain = _scriptable(module)
     with warnings.catch_warnings(action="ignore"):

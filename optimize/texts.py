@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,48 +31,34 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 Failure = type[OptimizeError] | None
 
 
-def read_yaml(path: Path, *, failure: Failure = None) -> Any:
-    """Return what a YAML file says.
+def _read(form: str, path: Path, *, failure: Failure = None) -> Any:
+    """Return what a file of a form says.
 
     Raises:
-        OptimizeError: It is no regular file, too large, or no YAML within the limits; of class ``failure``, if given.
+        OptimizeError: It is no regular file, too large, or nothing of that form within the limits; of class
+            ``failure``, if given.
     """
-    text = _decoded(path, MOST_YAML_BYTES, "YAML", failure)
-    return parse_yaml(text, source=f"'{shown(path)}'", failure=failure)
+    try:
+        text = read_bytes(path, most_bytes=_FORMS[form][1], failure=failure or Refused).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise (failure or UsageError)(
+            f"'{shown(path)}' is not {form}: it is not UTF-8 at byte {error.start}."
+        ) from error
+    return _parse(form, text, source=f"'{shown(path)}'", failure=failure)
 
 
-def read_toml(path: Path, *, failure: Failure = None) -> dict[str, Any]:
-    """Return what a TOML file says.
-
-    Raises:
-        OptimizeError: It is no regular file, too large, or no TOML; of the class ``failure``, if given.
-    """
-    text = _decoded(path, MOST_YAML_BYTES, "TOML", failure)
-    content: dict[str, Any] = _parsed(_load_toml, text, f"'{shown(path)}'", "TOML", failure)
-    return content
-
-
-def read_json(path: Path, *, failure: Failure = None) -> Any:
-    """Return what a JSON file says.
-
-    Raises:
-        OptimizeError: It is no regular file, too large, or no JSON as its standard has it (no NaN, no key twice), or
-            nested deeper than Python follows; of the class ``failure``, if given.
-    """
-    text = _decoded(path, MOST_JSON_BYTES, "JSON", failure)
-    return _parsed(_load_json, text, f"'{shown(path)}'", "JSON", failure)
-
-
-def parse_yaml(text: str, *, source: str, failure: Failure = None) -> Any:
-    """Return what a YAML text says.
+def _parse(form: str, text: str, *, source: str, failure: Failure = None) -> Any:
+    """Return what a text of a form says; whatever its parser raises is one refusal.
 
     Args:
-        text: One document.
+        form: YAML, which is one document and has no key twice; TOML; or JSON as its standard has it, no NaN, no key
+            twice, nested no deeper than Python follows.
+        text: What is parsed.
         source: What to call it in a message.
         failure: What to raise.
 
     Raises:
-        OptimizeError: It is no YAML, has a key twice, or is beyond the limits; of class ``failure``, if given.
+        OptimizeError: It is nothing of that form, or is beyond the limits; of class ``failure``, if given.
 
     >>> parse_yaml("passes: [FuseConvBN]", source="recipe")
     {'passes': ['FuseConvBN']}
@@ -79,36 +66,8 @@ def parse_yaml(text: str, *, source: str, failure: Failure = None) -> Any:
     Traceback (most recent call last):
     optimize.errors.UsageError: recipe is not YAML: the key 'a' stands there twice.
     """
-    return _parsed(_load_yaml, text, source, "YAML", failure)
-
-
-def parse_json(text: str, *, source: str, failure: Failure = None) -> Any:
-    """Return what a JSON text says.
-
-    Args:
-        text: One value.
-        source: What to call it in a message.
-        failure: What to raise.
-
-    Raises:
-        OptimizeError: It is no JSON, or is beyond the limits; of class ``failure``, if given.
-    """
-    return _parsed(_load_json, text, source, "JSON", failure)
-
-
-def _decoded(path: Path, most_bytes: int, form: str, failure: Failure) -> str:
     try:
-        return read_bytes(path, most_bytes=most_bytes, failure=failure or Refused).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise (failure or UsageError)(
-            f"'{shown(path)}' is not {form}: it is not UTF-8 at byte {error.start}."
-        ) from error
-
-
-def _parsed(load: Callable[[str], Any], text: str, source: str, form: str, failure: Failure) -> Any:
-    """Parse, and turn whatever a parser raises over a text into one refusal."""
-    try:
-        return load(text)
+        return _FORMS[form][0](text)
     except RecursionError as error:
         raise (failure or UsageError)(f"{source} is not {form} that can be read: it is nested too deep.") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
@@ -256,3 +215,13 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         for key, value in node.value:
             yield key
             yield value
+
+
+#: How each form is loaded, and the bytes of a file of it.
+_FORMS: dict[str, tuple[Callable[[str], Any], int]] = {
+    "YAML": (_load_yaml, MOST_YAML_BYTES),
+    "TOML": (_load_toml, MOST_YAML_BYTES),
+    "JSON": (_load_json, MOST_JSON_BYTES),
+}
+read_yaml, read_toml, read_json = (partial(_read, form) for form in _FORMS)
+parse_yaml, parse_json = partial(_parse, "YAML"), partial(_parse, "JSON")

@@ -201,23 +201,20 @@ def counts(bound: bounds.CountRange) -> Quantity:
     return Quantity(lambda text: tuple(dict.fromkeys(map(bound.read, text.split(",")))), "N[,N...]")
 
 
-class Share(click.ParamType):
-    """A share of each layer's channels, or of all that is named before it: ``0.5``, ``macs=0.5``, ``params=0.3``."""
+def read_share(text: str) -> dict[str, Any]:
+    """Return the options of ``PruneChannels`` or ``ReduceDepth``: ``0.5``, or ``macs=0.5``, ``params=0.3`` of all.
 
-    name = "RATIO|macs=RATIO|params=RATIO"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Return the options of ``PruneChannels`` or ``ReduceDepth``."""
-        if isinstance(value, dict):
-            return value
-        what, _, number = str(value).rpartition("=")
-        if what not in ("", "macs", "params"):
-            self.fail(f"'{what}' is none of what a share is taken of: macs, params.", param, ctx)
-        whole = 100 if number.endswith("%") else 1
-        ratio = click.FloatRange(0, whole, max_open=True)(number.removesuffix("%"), param, ctx) / whole
-        if not ratio < 1:  # NaN is in every range
-            self.fail(f"'{number}' is no share.", param, ctx)
-        return {"ratio": ratio, **({"of": what} if what else {})}
+    Raises:
+        ValueError: It is no share.
+    """
+    what, _, number = text.rpartition("=")
+    if what not in ("", "macs", "params"):
+        raise ValueError(f"'{what}' is none of what a share is taken of: macs, params")
+    whole = 100 if number.endswith("%") else 1
+    ratio = click.FloatRange(0, whole, max_open=True)(number.removesuffix("%")) / whole
+    if not ratio < 1:  # NaN is in every range
+        raise ValueError(f"'{number}' is no share")
+    return {"ratio": ratio, **({"of": what} if what else {})}
 
 
 class Int8Choice(click.Choice):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from optimize.passes.base import Outcome, Pass, Rewrite, Stage
 from optimize.program import Program
 from optimize.registry import register_pass
-from optimize.scripting import compile_program
+from optimize.scripting import compile_graph
 
 
 @register_pass
@@ -41,6 +41,6 @@ class Script(Pass):
             return Outcome(notes=("The program is compiled already.",))
         if program.quantization is not None:
             return Outcome(notes=("An INT8 program is compiled by the torchscript target, with its integer kernels.",))
-        program.compiled = compile_program(program)
+        program.compiled = compile_graph(program.graph_module)
         calls = sum(node.op == "call_function" for node in program.graph.nodes)
         return Outcome((Rewrite("program", f"{calls} calls compiled with torch.jit.script"),))

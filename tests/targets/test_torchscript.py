@@ -17,7 +17,7 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.passes.cast_half import CastBF16, CastFP16
 from optimize.registry import find_target
-from optimize.scripting import compile_graph, compile_program
+from optimize.scripting import compile_graph
 from optimize.targets.torchscript import _of_chance
 from tests import references
 from tests.targets.scripted import TARGET, captured, draw, seeded
@@ -28,7 +28,7 @@ from tests.targets.scripted import TARGET, captured, draw, seeded
 @pytest.mark.parametrize("name", REFERENCES)
 def test_compilation_is_exact_and_keeps_the_state_dict_keys(name: str) -> None:
     program = references.captured(name)
-    compiled = compile_program(program)
+    compiled = compile_graph(program.graph_module)
     assert set(compiled.state_dict()) == set(program.graph_module.state_dict())
     for batch in (1, 2, 5):
         x = REFERENCES[name].inputs(batch, seed=batch)
@@ -38,7 +38,7 @@ def test_compilation_is_exact_and_keeps_the_state_dict_keys(name: str) -> None:
 
 def test_compilation_shares_the_weights() -> None:
     program = captured(lambda net, x: net.first(x) + net.second(x), (4,), first=nn.Linear(4, 4), second=nn.Linear(4, 4))
-    compiled = compile_program(program)
+    compiled = compile_graph(program.graph_module)
     theirs = {tensor.data_ptr() for tensor in program.graph_module.parameters()}
     assert {tensor.data_ptr() for tensor in compiled.parameters()} == theirs
 
@@ -103,7 +103,7 @@ NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, ...], dict[str, Any]]] 
 def test_compilation_is_exact_on(name: str) -> None:
     function, shape, factories = NETWORKS[name]
     program = captured(function, shape, **{key: seeded(factory) for key, factory in factories.items()})
-    compiled = compile_program(program)
+    compiled = compile_graph(program.graph_module)
     for batch in (1, 2, 5, 2):
         x = draw(batch, *shape, seed=batch)
         with torch.inference_mode():
@@ -120,7 +120,7 @@ def test_an_operator_that_python_defines_is_refused_by_name() -> None:
     twice.register_fake(torch.empty_like)
     program = captured(lambda net, x: twice(x), (4,))
     with pytest.raises(Refused, match=r"optimize_tests\.twice.*'twice'"):
-        compile_program(program)
+        compile_graph(program.graph_module)
 
 
 def test_a_refusal_names_the_operator_and_the_layer() -> None:
@@ -152,7 +152,7 @@ def test_the_file_is_described_and_answers_in_kind(tmp_path: Path) -> None:
 
 def test_the_compilation_that_was_verified_is_what_is_saved(tmp_path: Path) -> None:
     program = captured(lambda net, x: x + 1, (4,))
-    program.compiled = compile_program(captured(lambda net, x: x + 2, (4,)))
+    program.compiled = compile_graph(captured(lambda net, x: x + 2, (4,)).graph_module)
     x = draw(2, 4)
     torch.testing.assert_close(TARGET.export(program, tmp_path / "net.pt").load()(x), x + 2)
 

@@ -246,10 +246,12 @@ def _strays(module: torch.jit.ScriptModule, node: torch._C.Node) -> bool:
 def _compile(program: Program) -> torch.jit.ScriptModule:
     import torch
 
-    from optimize.scripting import compile_program
+    from optimize.scripting import compile_graph
 
     with warnings.catch_warnings(action="ignore"):
-        return torch.jit.freeze(_alone(program.compiled or compile_program(program)), optimize_numerics=False)
+        return torch.jit.freeze(
+            _alone(program.compiled or compile_graph(program.graph_module)), optimize_numerics=False
+        )
 
 
 def _compile_int8(program: Program) -> tuple[torch.jit.ScriptModule, Coverage]:
