@@ -15,18 +15,6 @@ from torch import fx
 
 aten = torch.ops.aten
 
-SYMBOLIC_ARITHMETIC = (
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.floordiv,
-    operator.mod,
-    operator.neg,
-    operator.truediv,
-    operator.pow,
-)
-
-
 #: What torch.export writes for the module of a call that it made up itself.
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 
 import torch
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import VerificationFailed
 from optimize.graph import aten
 from optimize.program import Program
@@ -26,8 +25,7 @@ def node_kinds(program: Program) -> Iterator[str]:
 
 
 def _is_legal_target(target: object) -> bool:
-    legal = (operator.getitem, torch.sym_max, torch.sym_min, *graph.SYMBOLIC_ARITHMETIC)
-    return isinstance(target, torch._ops.OpOverload) or target in legal
+    return isinstance(target, torch._ops.OpOverload) or target in ops.OF_SIZES.values()
 
 
 def weights_owned(program: Program) -> Iterator[str]:

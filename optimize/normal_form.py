@@ -2,15 +2,17 @@
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
 for ``view``, slices for the parts of a split weight, an embedding and its reduction for bags of one size, nothing that
-is looked up by counting (``counting.py``), no clones or copies (but where strides are read), no assertions, no updates
-of buffers.
+is looked up by counting (``counting.py``), sizes computed in whole numbers, no clones or copies (but where strides are
+read), no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -185,10 +187,40 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_heads(module, node)
     elif node.target is operator.getitem:
         _normalize_part_of_weight(node)
+    elif node.target in (operator.abs, math.ceil, math.floor):
+        _normalize_size(module, node)
     elif node.target in _BAGS:
         _normalize_bags(module, node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
+
+
+def _normalize_size(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write a rounded quotient of sizes by whole numbers, and a size without its sign by the larger of two.
+
+    Files of torch have no word for the functions of ``math`` that do so: ``ceil(a / b)`` is ``-(-a // b)``.
+    """
+
+    def call(function: Callable[..., Any], *arguments: Any) -> fx.Node:
+        found = module.graph.call_function(function, arguments)
+        values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments)
+        found.meta = {**node.meta, "val": function(*values)}
+        return found
+
+    (value,) = node.args
+    parts = value.args if isinstance(value, fx.Node) and value.target is operator.truediv else ()
+    kinds = [type(each.meta["val"] if isinstance(each, fx.Node) else each) for each in parts]
+    if node.target is not operator.abs and not (kinds and {*kinds} <= {int, torch.SymInt}):
+        return
+    with module.graph.inserting_before(node):
+        if node.target is operator.abs:
+            found = call(torch.sym_max, value, call(operator.neg, value))
+        elif node.target is math.floor:
+            found = call(operator.floordiv, *parts)
+        else:
+            found = call(operator.neg, call(operator.floordiv, call(operator.neg, parts[0]), parts[1]))
+    node.replace_all_uses_with(found)
+    module.graph.erase_node(node)
 
 
 def _normalize_part_of_weight(node: fx.Node) -> None:

@@ -6,9 +6,10 @@ their owners, said in these words where they can be.
 
 from __future__ import annotations
 
+import _operator
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,17 @@ WEIGHTED = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, aten.linear.default)
 RECURRENT = (aten.lstm.input, aten.gru.input)
 #: All whose weights quantization and pruning are about.
 LAYERS = (*WEIGHTED, *RECURRENT)
+
+#: Functions of sizes that a graph calls beside operators, by the names that torch writes.
+OF_SIZES: dict[str, Callable[..., Any]] = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module, names in (
+        (_operator, "add sub mul floordiv truediv mod pow neg pos abs eq ne lt le gt ge and_ or_ not_ getitem"),
+        (math, "ceil floor trunc sqrt pow log2"),
+        (torch, "sym_max sym_min sym_int sym_float sym_ite sym_not sym_sum _sym_sqrt"),
+    )
+    for name in names.split()
+}
 
 MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 AVERAGE_POOLS = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)

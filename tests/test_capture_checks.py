@@ -1,5 +1,7 @@
 """Height and width left free: captured, transformed, exported, and refused where a size is baked in."""
 
+import io
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
+from optimize import registry
 from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.job import open_program
 from optimize.recipe import parse
@@ -97,6 +100,35 @@ class Remembering(nn.Module):
 def test_a_size_that_became_a_constant_is_found() -> None:
     with pytest.raises(Refused):
         optimize.capture(Remembering().eval(), (torch.rand(2, 3, 8, 8),), dynamic_size=True)
+
+
+class SamePadded(nn.Module):
+    """A convolution padded as TensorFlow pads, scaled by sizes that are rounded and lose their signs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads = [max((math.ceil(size / 2) - 1) * 2 + 3 - size, 0) for size in x.shape[2:]]
+        sides = [side for pad in reversed(pads) for side in (pad // 2, pad - pad // 2)]
+        return self.norm(self.conv(nn.functional.pad(x, sides))) * abs(x.shape[2] - 50) * math.floor(x.shape[3] / 3)
+
+
+@pytest.mark.parametrize("target", ["torchscript", "onnx", "openvino"])
+def test_sizes_are_rounded_and_lose_their_signs(target: str, tmp_path: Path) -> None:
+    net = SamePadded().eval()
+    captured = optimize.capture(net, (torch.rand(2, 3, 16, 16),), dynamic_size=True)
+    fused = optimize.Pipeline([optimize.FuseConvBN()]).run(captured).program
+    torch.export.save(fused.export(), io.BytesIO())  # as baselines are
+    runner = optimize.export(fused, target, tmp_path / f"net{registry.find_target(target).suffix}").load(threads=1)
+    for size in ((2, 3, 16, 16), (1, 3, 13, 64), (3, 3, 60, 9)):
+        x = torch.rand(size)
+        with torch.no_grad():
+            want = net(x)
+        (found,) = runner.run([x.numpy()])
+        assert found.shape == tuple(want.shape) and np.abs(found - want.numpy()).max() < 1e-4 * want.abs().max()
 
 
 def test_the_whole_line_judges_another_size_too(tmp_path: Path) -> None:

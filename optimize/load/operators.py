@@ -7,12 +7,12 @@ behind it for the one in place. What is not here is refused by name; it is a tab
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from optimize.ops import OF_SIZES
 
 
 def words(text: str) -> frozenset[str]:
@@ -119,15 +119,6 @@ ASSERTIONS = words(
     sym_constrain_range_for_size
     """
 )
-_OPERATOR = words("add sub mul floordiv truediv mod pow neg pos abs eq ne lt le gt ge and_ or_ not_ getitem")
-_MATH = words("ceil floor trunc sqrt pow log2")
-_SYMBOLIC = words("sym_max sym_min sym_int sym_float sym_ite sym_not sym_sum _sym_sqrt")
-#: Functions of sizes, by the names that torch writes.
-OF_SIZES: dict[str, Callable[..., Any]] = {
-    **{f"_operator.{name}": getattr(operator, name) for name in sorted(_OPERATOR)},
-    **{f"math.{name}": getattr(math, name) for name in sorted(_MATH)},
-    **{f"torch.{name}": getattr(torch, name) for name in sorted(_SYMBOLIC)},
-}
 _NAMES = {function: name for name, function in OF_SIZES.items()}
 
 

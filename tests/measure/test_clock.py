@@ -12,8 +12,7 @@ from tests.measure.conftest import side
 
 
 def chosen(targets: tuple[str, str] = ("onnx", "onnx"), threads: int = 1, **stream: object) -> tuple[Clock, str]:
-    blocks = [(entry.base, entry.candidate) for entry in draw(**stream).rounds]  # type: ignore[arg-type]
-    found = choose(blocks, threads=threads, targets=targets)
+    found = choose(draw(**stream).rounds, threads=threads, targets=targets)  # type: ignore[arg-type]
     return found.clock, found.reason
 
 
@@ -48,9 +47,7 @@ def test_the_wall_decides_where_work_is_shared() -> None:
         assert chosen(targets=("onnx", target))[0] is Clock.WALL
     assert chosen(targets=("onnx", "onnx-openvino"))[0] is chosen(targets=("onnx", "onnx"))[0]
     trace = draw(runs=2)
-    doubled = [
-        (entry.base, replace(entry.base, cpu_s=tuple(2 * x for x in entry.base.cpu_s))) for entry in trace.rounds
-    ]
+    doubled = [(base, replace(base, cpu_s=tuple(2 * x for x in base.cpu_s))) for base, _ in trace.rounds]
     found = choose(doubled, threads=1, targets=("onnx", "onnx"))
     assert found.clock is Clock.WALL and "several threads" in found.reason
 
