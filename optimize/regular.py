@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import struct
+import zipfile
 from pathlib import Path
 from typing import IO
 
@@ -191,24 +192,31 @@ _END, _END_BYTES, _COMMENT_BYTES = b"PK\x05\x06", 22, 1 << 16
 _LARGE_END, _LARGE_END_BYTES, _ELSEWHERE = b"PK\x06\x06", 56, 0xFFFFFFFF
 
 
-def refuse_directory(file: Path | IO[bytes], name: str = "") -> None:
-    """Refuse an archive whose list of members alone would take long and fill the memory.
+def open_zip(file: Path | IO[bytes], name: str = "", *, holes: bool = False) -> zipfile.ZipFile:
+    """Return an archive, opened for reading once it is a regular file whose list of members is short.
+
+    That list alone may take long and fill the memory.
 
     Args:
         file: Where it lies, or the opened file.
         name: What to call an opened file.
+        holes: Whether it may be large by what was never written (``require_file``).
 
     Raises:
-        Refused: It is longer than that of any model.
+        Refused: It is no regular file, or the list is longer than that of any model.
+        OSError, ValueError, zipfile.BadZipFile: It cannot be read, or is no archive; ``zipfile`` has others too.
     """
     if isinstance(file, Path):
+        require_file(file, holes=holes)
         with file.open("rb") as opened:
-            refuse_directory(opened, str(file))
-        return
-    length = _directory_bytes(file)
-    file.seek(0)
+            length = _directory_bytes(opened)
+    else:
+        length = _directory_bytes(file)
+        file.seek(0)
     if length > _MOST_BYTES:
-        raise Refused(f"'{shown(name)}' is an archive whose list of members has {length} bytes; a model's has some kB.")
+        what = shown(name or str(file))
+        raise Refused(f"'{what}' is an archive whose list of members has {length} bytes; a model's has some kB.")
+    return zipfile.ZipFile(file)
 
 
 def _directory_bytes(file: IO[bytes]) -> int:

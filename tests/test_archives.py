@@ -1,20 +1,25 @@
 """The list of members of an archive: its length is known before anybody reads it."""
 
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from optimize import registry, regular
 from optimize.data.array_files import Members, open_arrays
 from optimize.errors import Refused
 from optimize.load.archive import Archive
 from optimize.load.identify import identify
-from optimize.regular import refuse_directory
+from optimize.registry import target_of
+from optimize.regular import open_zip
+from optimize.targets.packaging import said_in_archive
 from tests.fuzzing import zips
 
 ENTRY, END = "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
@@ -46,7 +51,7 @@ DISGUISED = 0x06054B50
 def test_a_list_of_a_million_members_is_not_read(at: int, tmp_path: Path) -> None:
     path = archive(tmp_path / "net.pt", LONG, at=at)
     with pytest.raises(Refused, match="whose list of members has 3"):
-        refuse_directory(path)
+        open_zip(path)
     with pytest.raises(Refused, match="whose list of members has 3"):
         identify(path)
     with pytest.raises(Refused, match="whose list of members has 3"):
@@ -58,7 +63,20 @@ def test_a_list_of_a_million_members_is_not_read(at: int, tmp_path: Path) -> Non
 def test_an_end_in_the_comment_hides_none(tmp_path: Path) -> None:
     hidden = struct.pack(END, b"PK\5\6", 0, 0, 0, 0, 0, 0, 30) + b"x" * 30
     with pytest.raises(Refused, match="whose list of members has 3"):
-        refuse_directory(archive(tmp_path / "net.pt", LONG, comment=hidden))
+        open_zip(archive(tmp_path / "net.pt", LONG, comment=hidden))
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.pt2", "net.engine"])
+def test_asking_what_a_file_is_reads_no_long_list_and_waits_for_no_pipe(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of every path that a command is given, before its kind is known."""
+    read = SimpleNamespace(ZipFile=lambda _: pytest.fail("its list of members was read"))
+    monkeypatch.setattr(regular, "zipfile", read)
+    os.mkfifo(tmp_path / "fifo.pt2")
+    for path in (archive(tmp_path / name, LONG), tmp_path / "fifo.pt2", Path("/dev/zero")):
+        assert said_in_archive(path, "cpu") == ""
+        assert target_of(path) in (None, registry.find_target("tensorrt"))
 
 
 def test_honest_archives_are_read(tmp_path: Path) -> None:
@@ -69,9 +87,11 @@ def test_honest_archives_are_read(tmp_path: Path) -> None:
         archive_inside.writestr("a", "b")
     with zipfile.ZipFile(tmp_path / "nested.zip", "w") as outer:  # the end of the inner one lies in its tail
         outer.writestr("inner.zip", inner.getvalue())
-    refuse_directory(tmp_path / "nested.zip")
+    with open_zip(tmp_path / "nested.zip") as outer:
+        assert outer.namelist() == ["inner.zip"]
     (tmp_path / "no.zip").write_bytes(b"PK")
-    refuse_directory(tmp_path / "no.zip")
+    with pytest.raises(zipfile.BadZipFile):
+        open_zip(tmp_path / "no.zip")
 
 
 def again(data: bytes, method: int = zipfile.ZIP_STORED, *, force_zip64: bool = False, folder: bool = False) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from optimize.bounds import free_bytes
 from optimize.errors import OptimizeError, Refused, in_one_line
-from optimize.regular import refuse_directory, require_file, shown
+from optimize.regular import open_zip, require_file, shown
 
 _HINT = "Save plain numeric arrays with numpy.savez."
 #: Deflate makes no more of one byte than this: whatever a zip claims beyond it is not there.
@@ -69,9 +69,8 @@ class Members(Mapping[str, np.ndarray]):
 
     def __init__(self, file: Path | IO[bytes], name: str = "") -> None:
         self._name, self._asked, self._claimed = name or str(file), set[str](), 0
-        refuse_directory(file, self._name)
         with _readable(self._name):
-            self._archive = zipfile.ZipFile(file)  # once: its list of members may be long
+            self._archive = open_zip(file, self._name, holes=True)  # once: its list of members may be long
             members = self._archive.infolist()
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in members}
         names = Counter(entry.filename.removesuffix(".npy") for entry in members)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from optimize.errors import Refused
+from optimize.regular import open_zip
 
 #: A member, behind the folder that holds them all; torch calls that as the file was called when it was saved.
 _NAME = re.compile(r"[^\x00-\x1f\x7f\\/]+/([A-Za-z0-9_.\-+ ][A-Za-z0-9_.\-+ /]*)?", re.ASCII)
@@ -35,7 +36,7 @@ class Archive:
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = open_zip(path)
             infos = self._zip.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
             raise Refused(f"'{name}' is a damaged archive: {error}.", hint=_AGAIN) from error

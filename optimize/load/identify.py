@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 from optimize.errors import Refused
-from optimize.regular import read_bytes, refuse_directory, require_file
+from optimize.regular import open_zip, read_bytes, require_file
 
 
 class Kind(enum.Enum):
@@ -79,9 +79,8 @@ def identify(path: Path) -> Kind:
 
 
 def _zip_kind(path: Path, size: int) -> Kind:
-    refuse_directory(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise Refused(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optimize import processor
 from optimize.errors import Refused
+from optimize.regular import open_zip
 from optimize.targets.base import SAID, Artifact, Coverage, FloatLayer, Target, TensorSpec, file_digest
 from optimize.wording import plural
 
@@ -132,7 +133,7 @@ def say_in_archive(path: Path, said: Mapping[str, str]) -> None:
 
 def said_in_archive(path: Path, key: str) -> str:
     """Return what :func:`say_in_archive` wrote; empty where it is not there."""
-    with suppress(Exception), zipfile.ZipFile(path) as archive:  # every unpacker of zipfile's has its own
+    with suppress(Exception), open_zip(path) as archive:  # every unpacker of zipfile's has its own
         found = [name for name in archive.namelist() if name.partition("/")[2] == _IN_ARCHIVE + key]
         with archive.open(found[0]) if found else nullcontext(io.BytesIO()) as file:
             return file.read(_LONGEST).decode("utf-8", "replace")
@@ -141,7 +142,7 @@ def said_in_archive(path: Path, key: str) -> str:
 
 def _computes_integers(path: Path) -> bool:
     """Say whether the code in an archive of torch, as far as it is read, calls kernels of integers."""
-    with suppress(Exception), zipfile.ZipFile(path) as archive:
+    with suppress(Exception), open_zip(path) as archive:
         code = [name for name in archive.namelist() if name.endswith((".py", ".wrapper.cpp"))]
         return any(_INTEGERS.search(archive.open(name).read(_MOST_CODE)) for name in code[:_LONGEST])
     return False

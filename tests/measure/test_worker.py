@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import optimize
+from optimize import regular
 from optimize.errors import Refused
 from optimize.measure import worker
 from optimize.measure.modules import ModuleRunner
@@ -380,14 +381,13 @@ def test_an_answer_far_larger_than_the_other_is_not_read(tmp_path: Path, monkeyp
 
 def test_an_answer_is_not_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What looked at the list of members and what read it saw one file, which its writer held open."""
-    from optimize.data import array_files
-
-    look, path = array_files.refuse_directory, tmp_path / "x.npz"
+    look, path = regular._directory_bytes, tmp_path / "x.npz"
     write_arrays(path, [np.ones(3, np.float32)])
 
-    def change(file: Any, name: str) -> None:
-        look(file, name)
+    def change(file: Any) -> int:
+        found = look(file)
         path.write_bytes(b"something else")
+        return found
 
-    monkeypatch.setattr(array_files, "refuse_directory", change)
+    monkeypatch.setattr(regular, "_directory_bytes", change)
     assert [values.tolist() for values in read_answer(tmp_path, "x.npz")] == [[1.0] * 3]

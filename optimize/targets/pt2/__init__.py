@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimize.errors import Refused, TargetUnavailable
 from optimize.registry import register_target
+from optimize.regular import open_zip
 from optimize.targets import packaging
 from optimize.targets.base import Artifact, Availability, Coverage, Probing, Runner, Support, Target
 
@@ -93,9 +93,7 @@ def f(*arrays):
     def owns(self, path: Path) -> bool:
         """Say whether a file is a package, by its members: torch.export programs have the same ending."""
         try:
-            if not path.is_file():  # a fifo would be waited for
-                return False
-            with zipfile.ZipFile(path) as archive:
+            with open_zip(path) as archive:
                 return any("aotinductor/" in name for name in archive.namelist())
         except Exception:  # what is no archive, or a broken one, is told by `load`
             return False
