@@ -212,9 +212,9 @@ class AccuracyMeter:
         if self.metric is None or not self._found:
             return None
         expected, found = np.concatenate(self._expected), np.concatenate(self._found)
-        if self.metric.settle is not None:
-            expected, found = self.metric.settle(expected), self.metric.settle(found)
         try:
+            if self.metric.settle is not None:
+                expected, found = self.metric.settle(expected), self.metric.settle(found)
             figures = _figures(self.metric, expected, found)
         except Misfit as error:
             raise Refused(f"{self.metric.name} cannot be taken: {error}.") from error

@@ -248,7 +248,7 @@ def _whole_number(number: float, least: int) -> int:
 
 
 def _positive(number: float) -> float:
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number < scores.LARGEST:
         raise ValueError
     return number
 

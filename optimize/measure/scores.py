@@ -27,6 +27,8 @@ _MOST_CLASSES = 4096
 LARGEST = 1e100
 #: Data reaches this many times the peak that was said: it is on another scale.
 _BEYOND_PEAK = 2.0
+#: So many times beyond the largest number, white is none of theirs.
+_BELOW_PEAK = 1e5
 
 
 class Misfit(Exception):
@@ -127,6 +129,8 @@ def mean_overlap(rows: np.ndarray) -> Drawn:
 def cosines(outputs: Outputs, wanted: np.ndarray) -> np.ndarray:
     """Return ``[N, 2]``: the cosine of each sample's numbers and those wanted, and 1; of two zeros it is 1."""
     found, wanted = _alike(outputs, wanted)
+    if found.shape[1] == 1:
+        raise Misfit("there is one number a sample, of which a cosine is the sign alone: take mae or spearman")
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
     equal = (found == wanted).all(1)
     values = np.where(equal, 1.0, (found * wanted).sum(1) / np.where(lengths > 0, lengths, 1.0))
@@ -149,6 +153,9 @@ def decibels_of_peak(peak: float, outputs: Outputs, wanted: np.ndarray) -> np.nd
     found, wanted = _alike(outputs, wanted)
     if wanted.size and np.abs(wanted).max() > _BEYOND_PEAK * peak:
         raise Misfit(f"numbers reach {np.abs(wanted).max():g}, and white is {peak:g}: say psnr@255, for example")
+    largest = float(np.abs(wanted).max(initial=0))
+    if 0 < largest < peak / _BELOW_PEAK:
+        raise Misfit(f"numbers reach {largest:g} alone, and white is {peak:g}, beside which no error is seen")
     errors = np.square(found - wanted).mean(1)
     return np.stack([[ratio_db(peak**2, float(error)) for error in errors], np.ones(len(errors))], 1)
 
@@ -203,9 +210,15 @@ def near_ones(k: int, rows: np.ndarray) -> np.ndarray:
     Args:
         k: How many neighbours.
         rows: Embeddings and labels ``[N, D + 1]``, as `embedded` makes them.
+
+    Raises:
+        Misfit: A sample has fewer others with another label.
     """
     vectors, labels = rows[:, :-1], rows[:, -1]
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    others = len(rows) - int(counts.max(initial=0))
+    if others < k and counts.max(initial=0) > 1:
+        raise Misfit(f"only {others} others have another label than some samples, so that none is missed")
     size, found = max(1, _COSINES // max(len(rows), 1)), np.zeros(len(rows), bool)
     for start in range(0, len(rows), size):
         block = slice(start, start + size)

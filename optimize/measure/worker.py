@@ -328,7 +328,7 @@ def read_answer(folder: Path, name: str, numbers: int | None = None, runs: int =
     """
     from optimize.data.array_files import Members  # not in the worker, whose memory is measured
 
-    most_bytes = free_bytes() // 4
+    most_bytes = free_bytes() // 16  # they are written out as doubles to be compared
     with left_in(folder, name, most_bytes=most_bytes) as file:
         size = os.fstat(file.fileno()).st_size
         if numbers is not None and size > max(_SMALL_BYTES, _NUMBER_BYTES * numbers):

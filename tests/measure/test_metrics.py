@@ -69,13 +69,31 @@ def test_recall_is_by_the_nearest_others() -> None:
     labels[7] = 99  # nobody else has it
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosine = unit @ unit.T
-    for k in (1, 3, 100):
+    for k in (1, 3, 10):
         hits = []
         for place in (place for place in range(40) if (labels == labels[place]).sum() > 1):
             order = [other for other in np.argsort(-cosine[place]) if other != place][:k]
             hits.append(labels[place] in labels[order])
         found = judged(f"recall@{k}", 3 * vectors, labels)
         assert (found.value, found.samples) == (pytest.approx(np.mean(hits)), len(hits)) and found.flips
+
+
+@pytest.mark.parametrize("k", [34, 1000])
+def test_neighbours_that_are_nearly_all_others_miss_none(k: int) -> None:
+    labels = np.repeat(np.arange(6), [7, 7, 7, 7, 7, 5])
+    assert judged("recall@33", DRAWS.standard_normal((40, 5)), labels).value <= 1.0
+    with pytest.raises(Refused, match="only 33 others have another label than some samples"):
+        judged(f"recall@{k}", DRAWS.standard_normal((40, 5)), labels)
+
+
+def test_a_figure_that_shows_no_error_is_refused() -> None:
+    numbers = DRAWS.random((10, 1))
+    with pytest.raises(Refused, match="a cosine is the sign alone"):
+        judged("cosine", numbers, numbers + 1)
+    with pytest.raises(Refused, match=r"and white is 1e\+12, beside which no error is seen"):
+        judged("psnr@1e12", numbers, numbers + 1)
+    with pytest.raises(UsageError, match="lacks a number"):
+        find("psnr@1e200")
 
 
 def test_embeddings_that_are_all_alike_find_nothing() -> None:
@@ -116,7 +134,7 @@ def test_mae_leaves_nan_out_and_less_is_better() -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e200])
-@pytest.mark.parametrize("name", ["cosine", "spearman", "psnr@1e250", "mae"])
+@pytest.mark.parametrize("name", ["cosine", "spearman", "psnr@1e50", "mae"])
 def test_numbers_that_nothing_is_computed_from_are_refused(name: str, number: float) -> None:
     answers = np.arange(1.0, 4.0)[:, None]
     spoilt = np.where(answers == 2, number, answers)
