@@ -114,8 +114,7 @@ def _source(spec: Any, inputs: tuple[InputSpec, ...], image: ImagePreprocessing)
     path = Path(spec)
     found = find(path)
     if found is not None and stat.S_ISDIR(found.st_mode):
-        folder = open_folder(path, inputs, image)
-        return Samples(str(path), folder.chunks, len(folder.files), prepared=folder.prepared, classes=folder.classes)
+        return open_folder(path, inputs, image)
     if found is not None and stat.S_ISREG(found.st_mode) and is_json_lines(path):
         return from_lines(path, inputs, image.tokenizer)
     if found is not None:

@@ -7,7 +7,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import torch
 
 from optimize.data.conform import Batch, InputSpec, conform, samples_at_once
 from optimize.data.preprocessing import ImagePreprocessing
+from optimize.data.samples import Samples
 from optimize.errors import InputsUnknown, OptimizeError, Refused, UsageError, in_one_line
 from optimize.regular import read_bytes, shown
 
@@ -41,55 +41,6 @@ _MOST_RUNS = 1 << 24
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
 _WIDE = ("I", "F")
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """The images of a folder, in an order that visits the classes in turn (so a few samples cover them all).
-
-    Attributes:
-        labels: A class number an image; None for a folder without sub-folders.
-        size: Height and width of the crop.
-        spec: The input they are for. A uint8 input takes the pixels as they are, without mean and std.
-        image: How they are prepared.
-        classes: How many sub-folders there are, also empty ones.
-    """
-
-    files: tuple[Path, ...]
-    labels: tuple[int, ...] | None
-    size: tuple[int, int]
-    spec: InputSpec
-    image: ImagePreprocessing
-    classes: int = 0
-
-    def chunks(self) -> Iterator[Batch]:
-        """Yield the images, 32 at a time, large ones fewer.
-
-        Raises:
-            Refused: A file is not an image; it is named.
-        """
-        step = samples_at_once(_MOST_CHANNELS * self.size[0] * self.size[1], _READ)
-        for start in range(0, len(self.files), step):
-            images = torch.stack([self._prepared(file) for file in self.files[start : start + step]])
-            labels = None if self.labels is None else torch.tensor(self.labels[start : start + step])
-            yield Batch((images,), labels)
-
-    def _prepared(self, file: Path) -> torch.Tensor:
-        """Return one image as the model takes it."""
-        picture = _decoded(file, "L" if _sizes(self.spec)[0] == 1 else "RGB")
-        try:
-            prepared = self.image.prepared(picture, self.size, self.spec)
-        except Refused as error:
-            hint = error.hint or "Leave it out."
-            raise Refused(f"'{shown(file)}' cannot be prepared: {error.what}", hint=hint) from error
-        if self.image.transform is None:
-            return prepared
-        return conform([prepared[None]], None, [self.spec], f"{self.image.name} of {shown(file)}", 0).inputs[0][0]
-
-    @property
-    def prepared(self) -> str:
-        """How they become inputs, in one line."""
-        return self.image.text(self.size, pixels=self.spec.is_picture)
 
 
 class _Watched(io.BytesIO):
@@ -168,26 +119,45 @@ def _refuse_passes(opened: Image.Image, content: bytes) -> None:
         raise ValueError(f"it writes its {opened.width} x {opened.height} pixels {scans} times")
 
 
-def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> ImageFolder:
-    """List a folder of images.
+def open_folder(folder: Path, specs: Sequence[InputSpec], image: ImagePreprocessing) -> Samples:
+    """Return the images of a folder, in an order that visits the classes in turn, so that a few samples cover them all.
 
-    Classes are numbered in the order of their names, or by value where every name is an integer.
+    Classes are numbered in the order of their names, or by value where every name is an integer; a folder without
+    sub-folders has none. Reading them says ``Refused`` of a file that is no image, which it names.
 
     Raises:
         UsageError: The model does not take one image, or ``image`` does not fit its channels.
         Refused: There are no images.
     """
-    size = _crop_size(folder, specs, image)
+    size, spec = _crop_size(folder, specs, image), specs[0]
     groups = [_images(entry) for entry in _classes(folder)]
-    if not any(groups):
-        files = _images(folder)
-        if not files:
-            raise Refused(f"'{folder}' holds no images.", hint=f"Looked for {', '.join(sorted(_SUFFIXES))}.")
-        return ImageFolder(tuple(files), None, size, specs[0], image)
     numbered = [[(file, label) for file in files] for label, files in enumerate(groups)]
     turns = [entry for turn in itertools.zip_longest(*numbered) for entry in turn if entry is not None]
-    found, labels = zip(*turns, strict=True)
-    return ImageFolder(found, labels, size, specs[0], image, len(groups))
+    files = [file for file, _ in turns] or _images(folder)
+    if not files:
+        raise Refused(f"'{folder}' holds no images.", hint=f"Looked for {', '.join(sorted(_SUFFIXES))}.")
+    step = samples_at_once(_MOST_CHANNELS * size[0] * size[1], _READ)
+
+    def chunks() -> Iterator[Batch]:
+        for start in range(0, len(files), step):
+            images = torch.stack([_prepared(file, size, spec, image) for file in files[start : start + step]])
+            yield Batch((images,), torch.tensor([label for _, label in turns[start : start + step]]) if turns else None)
+
+    prepared = image.text(size, pixels=spec.is_picture)
+    return Samples(str(folder), chunks, len(files), prepared=prepared, classes=len(groups) if turns else 0)
+
+
+def _prepared(file: Path, size: tuple[int, int], spec: InputSpec, image: ImagePreprocessing) -> torch.Tensor:
+    """Return an image as the model takes it: a uint8 input takes the pixels as they are, without mean and std."""
+    picture = _decoded(file, "L" if _sizes(spec)[0] == 1 else "RGB")
+    try:
+        prepared = image.prepared(picture, size, spec)
+    except Refused as error:
+        hint = error.hint or "Leave it out."
+        raise Refused(f"'{shown(file)}' cannot be prepared: {error.what}", hint=hint) from error
+    if image.transform is None:
+        return prepared
+    return conform([prepared[None]], None, [spec], f"{image.name} of {shown(file)}", 0).inputs[0][0]
 
 
 def _classes(folder: Path) -> list[Path]:

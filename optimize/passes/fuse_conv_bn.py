@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import cast
 
@@ -73,23 +73,36 @@ class FuseConvBN(Pass):
         return Outcome(tuple(rewrites), tuple(skips))
 
 
+def _fold_each(
+    module: fx.GraphModule,
+    nodes: Iterable[fx.Node],
+    into: Callable[[fx.GraphModule, fx.Node, Channelwise], Folded | str],
+) -> Iterator[Rewrite]:
+    """Fold those of some calls that are scales and shifts into the layer that ``into`` says, one after the other."""
+    for node in nodes:
+        operator = channelwise.read(module, node)
+        if operator is not None and isinstance(folded := into(module, node, operator), Folded):
+            folded.write(module)
+            node.replace_all_uses_with(operator.source)
+            module.graph.erase_node(node)
+            yield Rewrite(graph.origin(node), f"{graph.op_name(node)} folded into {graph.op_name(folded.layer)}")
+
+
 def _fold_after(module: fx.GraphModule) -> Iterator[Rewrite]:
     """Fold what follows a layer, in execution order, so that a chain folds from its layer on."""
-    for node in graph.calls(module.graph, *channelwise.OPERATORS):
-        operator = channelwise.read(module, node)
-        folded = "" if operator is None else _into_layer_before(module, node, operator)
-        if operator is not None and isinstance(folded, Folded):
-            yield _fold(module, node, operator, folded)
+    return _fold_each(module, graph.calls(module.graph, *channelwise.OPERATORS), _into_layer_before)
+
+
+def fold_before(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Rewrite]:
+    """Fold those nodes that stand before a layer, in reverse order, so that a chain folds from its layer back."""
+    return _fold_each(module, reversed(list(nodes)), _into_layer_after)
 
 
 def fold_norms(module: fx.GraphModule, names: Iterable[str]) -> None:
     """Fold the named BatchNorms, signs behind them or not, into the layers that :func:`norms_behind` says."""
     wanted = {*names}
-    for node in graph.calls(module.graph, aten.batch_norm.default):
-        operator = channelwise.read(module, node) if node.name in wanted else None
-        folded = "" if operator is None else folding.into_layer_before(module, operator)
-        if operator is not None and isinstance(folded, Folded):
-            _fold(module, node, operator, folded)
+    norms = [node for node in graph.calls(module.graph, aten.batch_norm.default) if node.name in wanted]
+    list(_fold_each(module, norms, lambda module, _, operator: folding.into_layer_before(module, operator)))
     graph.remove_unused(module)
 
 
@@ -102,22 +115,6 @@ def norms_behind(module: fx.GraphModule, layers: Set[str]) -> dict[str, str]:
         if isinstance(folded, Folded) and folded.layer is layer and layer.name in layers:
             found[node.name] = layer.name
     return found
-
-
-def fold_before(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Rewrite]:
-    """Fold those nodes that stand before a layer, in reverse order, so that a chain folds from its layer back."""
-    for node in reversed(list(nodes)):
-        operator = channelwise.read(module, node)
-        folded = "" if operator is None else _into_layer_after(module, node, operator)
-        if operator is not None and isinstance(folded, Folded):
-            yield _fold(module, node, operator, folded)
-
-
-def _fold(module: fx.GraphModule, node: fx.Node, operator: Channelwise, folded: Folded) -> Rewrite:
-    folded.write(module)
-    node.replace_all_uses_with(operator.source)
-    module.graph.erase_node(node)
-    return Rewrite(graph.origin(node), f"{graph.op_name(node)} folded into {graph.op_name(folded.layer)}")
 
 
 def _into_layer_before(module: fx.GraphModule, node: fx.Node, operator: Channelwise) -> Folded | str:

@@ -41,17 +41,19 @@ class FlatBatches:
         program: What takes the inputs.
         source: Samples, or what yields inputs as the module took them, by their names, or in a row.
         are_kept: Whether all values of a pass are.
+        most: Samples of a pass, at most.
     """
 
     program: Program
     source: Given
     are_kept: bool = False
+    most: int = CHUNK
     _axes: tuple[int | None, ...] = field(init=False, repr=False)
     _most: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_axes", batch_axes(self.program))
-        object.__setattr__(self, "_most", fitting_batch(self.program, CHUNK, are_kept=self.are_kept))
+        object.__setattr__(self, "_most", fitting_batch(self.program, self.most, are_kept=self.are_kept))
 
     def __iter__(self) -> Iterator[Flat]:
         """Yield batches of as many samples as one pass takes, the last one smaller; those of a fixed batch as they are.

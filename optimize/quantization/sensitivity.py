@@ -8,7 +8,7 @@ of their sum is about what giving it back to float removes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,12 +16,12 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.costs import fitting_batch, program_costs
+from optimize.costs import program_costs
 from optimize.distances import noise_share, ratio_db, unmasked
 from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.program import Program, is_one_position
-from optimize.quantization.batches import Flat, apart
+from optimize.quantization.batches import Flat, FlatBatches, apart, samples_of
 from optimize.quantization.numerics import USUAL, Numerics
 from optimize.quantization.simulation import Simulation, integer_values, simulated_db, stored_values
 from optimize.workers import count_workers, map_tasks
@@ -82,8 +82,7 @@ def layer_errors(
     signal, done = torch.zeros(len(program.outputs), dtype=torch.float64), 0.0
     parts = -(-count_workers() * _CHUNK // samples)  # each computes the float values once more
     names = [[layer.name for layer in layers[part::parts]] for part in range(parts)]
-    together = None if program.batch is None else fitting_batch(program, _CHUNK, are_kept=True)
-    chunks = _chunks(batches, samples, together)
+    chunks = FlatBatches(program, batches, are_kept=True, most=_CHUNK).first(samples)
     tasks = ((apart(chunk), each) for chunk in chunks for each in names)
     for number, (size, power, errors) in enumerate(map_tasks(_erring, (program, numerics), tasks)):
         signal += power if number % parts == 0 else 0.0
@@ -114,7 +113,7 @@ def _erring(
             wanted = reference.outputs(chunk)
             for row, name in zip(noise, names, strict=True):
                 row += powers(wanted, less=alone(name).outputs_after(layers[name], reference, chunk))
-        return len(chunk[0]), powers(wanted), noise
+        return samples_of(program, chunk), powers(wanted), noise
 
     return err
 
@@ -200,18 +199,6 @@ def _originals(program: Program) -> dict[str, tuple[Any, Any]]:
         node.name: tuple(graph.constant(plain.graph_module, graph.argument(node, name)) for name in ("weight", "bias"))  # type: ignore[misc]
         for node in graph.calls(plain.graph, *ops.WEIGHTED)
     }
-
-
-def _chunks(batches: Iterable[Sequence[torch.Tensor]], samples: int, together: int | None) -> Iterator[Flat]:
-    """Yield flat inputs so many samples at a time (as they come where the batch is fixed) until there were enough."""
-    seen = 0
-    for batch in batches:
-        size = together or len(batch[0])
-        for start in range(0, len(batch[0]), size):
-            if seen >= samples:
-                return
-            yield tuple(value[start : start + size] for value in batch)
-            seen += size
 
 
 #: Answers that are this near to the float ones need no help, dB: the two then differ in few labels of ten thousand.

@@ -75,6 +75,27 @@ def test_the_cut_of_the_data_does_not_matter_and_the_samples_are_bounded() -> No
     assert shares == [0.5, 1.0]
 
 
+class Scaled(nn.Module):
+    """Two layers, and a scale that holds no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu()) * scale
+
+
+def test_an_input_without_samples_is_not_cut() -> None:
+    x, scale = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(1.0, 7.0)
+    plain = optimize.capture(Scaled().eval(), (x[:2], scale))
+    program, _ = optimize.QuantizeStatic(calibration=[(x, scale)]).apply(plain)
+    errors = layer_errors(program, [(x, scale)], samples=12)
+    cut = layer_errors(program, [(part, scale) for part in x.split(1)], samples=12)
+    assert [error.path for error in errors] == ["first", "last"] and all(error.noise > 0 for error in errors)
+    assert [error.noise for error in errors] == pytest.approx([error.noise for error in cut])
+
+
 def test_a_layer_given_back_has_the_weights_it_had() -> None:
     plain, program = quantized(fragile(), images())
     (name,) = [name for name, path in ops.layer_paths(program.graph).items() if path == "fragile"]
