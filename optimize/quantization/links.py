@@ -121,6 +121,9 @@ class _Search:
         if channels is None or not is_own(maker):
             self.obstacle = "its weight is shared, or not a float32 constant with a number a channel"
             return
+        if _computes_bias(self.module, maker):
+            self.obstacle = "its bias is computed"
+            return
         self.makers.append(maker)
         numbers = torch.arange(1, channels + 1, dtype=torch.float64)
         shift = numbers if shifts else torch.zeros_like(numbers)
@@ -153,6 +156,8 @@ class _Search:
             self.obstacle = f"{graph.op_name(layer)} reads it along another axis or has no constant weight"
         elif not is_own(layer):
             self.obstacle = "the weight of a layer that reads it is shared"
+        elif _computes_bias(self.module, layer):
+            self.obstacle = "the bias of a layer that reads it is computed"
         elif bool(operator.shift.any()) and ops.pads_with_zeros(layer):
             self.obstacle = f"{graph.op_name(layer)} pads it with zeros, which a shift would move"
         else:
@@ -335,6 +340,12 @@ def is_own(layer: fx.Node) -> bool:
     """Say whether no other call reads a layer's weight or bias."""
     parameters = [_optional(layer, name) for name in ("weight", "bias")]
     return all(len(node.users) == 1 for node in parameters if isinstance(node, fx.Node))
+
+
+def _computes_bias(module: fx.GraphModule, layer: fx.Node) -> bool:
+    """Say whether a layer's bias is a value that is computed at run time."""
+    bias = _optional(layer, "bias")
+    return bias is not None and graph.constant(module, bias) is None
 
 
 def _optional(layer: fx.Node, name: str) -> Any:

@@ -174,6 +174,19 @@ class Shared(nn.Module):
         return self.last(self.first(x).relu()) + self.last(self.second(x))
 
 
+class Biased(nn.Module):
+    """Two layers, of which one gets its bias from the picture."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.first = nn.Conv2d(3, 16, 1, bias=False), nn.Conv2d(16, 4, 1, bias=False), first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = x.mean().expand(16 if self.first else 4)
+        y = functional.relu(functional.conv2d(x, self.one.weight, bias if self.first else None))
+        return functional.conv2d(y, self.two.weight, None if self.first else bias)
+
+
 def chain(*middle: nn.Module, reader: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *middle, reader or nn.Conv2d(16, 6, 3, padding=1))
 
@@ -207,6 +220,8 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "concat": (Joined, "cat reads it"),
     "square": (Square, "mul reads it"),
     "shared": (Shared, "shared"),
+    "a computed bias": (lambda: Biased(True), "its bias is computed"),
+    "a reader's computed bias": (lambda: Biased(False), "the bias of a layer that reads it is computed"),
     "hardtanh": (lambda: chain(nn.Hardtanh()), "a clip on the way ends below zero"),
     "gelu": (lambda: chain(nn.GELU()), "gelu reads it"),
     "output": (lambda: nn.Conv2d(3, 16, 1), "the output reads it"),
