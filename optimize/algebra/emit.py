@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -65,15 +66,7 @@ def _balanced(operator: Affine, sizes: Sequence[Size]) -> Affine:
     for axis, (before, after) in enumerate(operator.padding):
         free = sizes[axis] is not None and tight[axis][1] <= before < tight[axis][1] + operator.stride[axis]
         padding.append((before, before if free else after))
-    return Affine(
-        operator.kernel,
-        operator.bias,
-        operator.stride,
-        tuple(padding),
-        operator.dilation,
-        operator.groups,
-        operator.mode,
-    )
+    return replace(operator, padding=tuple(padding))
 
 
 def _pad(module: fx.GraphModule, source: fx.Node, operator: Affine) -> tuple[fx.Node, list[int]]:

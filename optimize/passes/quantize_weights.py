@@ -45,15 +45,6 @@ _WITHOUT_KERNEL: dict[Any, str] = {
 }
 
 
-@dataclass(frozen=True)
-class _RoundedWeights:
-    """What became of weights: the bits of each layer's, the data that they were rounded for, what else to say."""
-
-    bits: Mapping[fx.Node, int]
-    calibration: Calibration | None
-    notes: tuple[str, ...]
-
-
 @register_pass
 @dataclass(frozen=True)
 class QuantizeWeights(PrecisionPass):
@@ -136,14 +127,13 @@ class QuantizeWeights(PrecisionPass):
         kept, candidates = self.kept(program), _candidates(program, self.smallest)
         left = {node: reason for node in candidates if (reason := kept.get(node) or self._reason(program, node))}
         layers = [node for node in graph.calls(program.graph, *_COVERED) if node not in left]
-        done = self._round(program, layers)
-        bits = done.bits
+        bits, calibration, notes = self._round(program, layers)
         if layers:
             reasons, grids = {node.name: left[node] for node in left}, {node.name: bits[node] for node in layers}
             program.quantization = Quantization(
                 "weights",
                 frozenset(grids),
-                calibration=done.calibration,
+                calibration=calibration,
                 left_float=reasons,
                 bits=self.bits,
                 grids={name: of for name, of in grids.items() if of != self.bits},
@@ -152,15 +142,21 @@ class QuantizeWeights(PrecisionPass):
         return Outcome(
             tuple(Rewrite(graph.origin(node), f"{graph.op_name(node)} to int{bits[node]} weights") for node in layers),
             tuple(Skip(graph.origin(node), graph.op_name(node), reason) for node, reason in left.items()),
-            done.notes,
+            notes,
         )
 
     @property
     def _group(self) -> int:
         return self.group if self.group is not None else (0 if self.bits == 8 else 32)
 
-    def _round(self, program: Program, layers: Collection[fx.Node]) -> _RoundedWeights:
-        """Round the weights of layers, with the data in view where there is some."""
+    def _round(
+        self, program: Program, layers: Collection[fx.Node]
+    ) -> tuple[Mapping[fx.Node, int], Calibration | None, tuple[str, ...]]:
+        """Round the weights of layers, with the data in view where there is some.
+
+        Returns:
+            The bits of each layer's, the data that they were rounded for, and what else to say.
+        """
         bits, rounding, calibration = dict.fromkeys(layers, int(self.bits)), WeightRounding(program, ()), None
         if self.calibration is not None and layers:
             data = FlatBatches(program, self.calibration)
@@ -177,7 +173,7 @@ class QuantizeWeights(PrecisionPass):
         done = rounding.apply(within, lambda share: tell("round weights", share))
         for node in (node for node in layers if node not in done):
             round_alone(program, node, forms[node])
-        return _RoundedWeights(bits, calibration, rounding.notes)
+        return bits, calibration, rounding.notes
 
     def _reason(self, program: Program, node: fx.Node) -> str:
         """Return why a node's weight stays in float, or nothing."""

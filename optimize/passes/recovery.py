@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -88,8 +88,8 @@ class Recovery(Pass):
         learn, judge = halves(batches)
         where = f"{'the same' if judge is learn else 'held-out'} samples"
         weights = not self.unless_near
-        folds = [_Fold(program, learn, judge, weights)]
-        before = [folds[0].noise(program)] if self.unless_near else []
+        folds = [_rounding_noise(program, learn, judge, weights)]
+        before = [folds[0](program)] if self.unless_near else []
         if before and (near := _db(before)) >= NEAR_DB:
             note = f"Left out, because the rounding of activations leaves {near:.1f} dB on {where}: near enough."
             return Outcome(skips=skips, notes=(note,))
@@ -100,12 +100,12 @@ class Recovery(Pass):
             enough = f", or all together less than {worth:g} dB" if worth else ""
             return Outcome(skips=skips, notes=(f"None of {len(links)} places loses less on {where}{enough}.",))
         if judge is not learn:
-            folds.append(_Fold(program, judge, learn, weights))
-        before += [fold.noise(program) for fold in folds[len(before) :]]
+            folds.append(_rounding_noise(program, judge, learn, weights))
+        before += [noise(program) for noise in folds[len(before) :]]
         for attempt, _ in chosen:
             attempt.write(program.graph_module)
         program.refresh()
-        after = [fold.noise(program) for fold in folds]
+        after = [noise(program) for noise in folds]
         verdict = f"{_db(before):.1f} dB before, {_db(after):.1f} dB after"
         what = "activations and weights" if weights else "activations"
         if _db(after) < _db(before) + MARGIN_DB:
@@ -115,23 +115,28 @@ class Recovery(Pass):
         return Outcome(tuple(_rewrite(*each) for each in chosen), skips, notes)
 
 
-class _Fold:
-    """Samples to learn from and samples to judge by, with a program's answers to those."""
+def _rounding_noise(program: Program, learn: Batches, judge: Batches, weights: bool) -> Callable[[Program], float]:
+    """Return what says what rounding adds to a program's answers, as a share of the power of those it has now.
 
-    def __init__(self, program: Program, learn: Batches, judge: Batches, weights: bool) -> None:
-        self._learn, self._judge, self._weights = learn, judge, weights
-        self._wanted = [program.run(batch) for batch in judge]
+    Args:
+        program: As it is.
+        learn: Samples that ranges are learned from.
+        judge: Samples that are answered.
+        weights: Whether weights are rounded too.
+    """
+    wanted = [program.run(batch) for batch in judge]
 
-    def noise(self, program: Program) -> float:
-        """Return what rounding adds to the answers, as a share of their power; ranges are those learned."""
-        rounded = program.clone() if self._weights else program
+    def noise(changed: Program) -> float:
+        rounded = changed.clone() if weights else changed
         layers, _ = choose_layers(rounded)
         names = frozenset(node.name for node in layers)
-        weights = WeightRounding(rounded, layers if self._weights else ())
-        seen = watch(rounded, self._learn, only=stored_values(rounded, names), also=weights)
+        rounding = WeightRounding(rounded, layers if weights else ())
+        seen = watch(rounded, learn, only=stored_values(rounded, names), also=rounding)
         plan = Quantization("static", names, seen.ranges("mse", USUAL.activation))
-        weights.apply(dict.fromkeys(names, WEIGHT))
-        return noise_share(simulated_db(rounded, self._judge, plan, reference=self._wanted, weights=False))
+        rounding.apply(dict.fromkeys(names, WEIGHT))
+        return noise_share(simulated_db(rounded, judge, plan, reference=wanted, weights=False))
+
+    return noise
 
 
 def _db(noise: Sequence[float]) -> float:

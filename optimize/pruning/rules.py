@@ -28,7 +28,7 @@ Source: G. Fang, X. Ma, M. Song, M. Bi Mi, X. Wang, "DepGraph: Towards Any Struc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -203,26 +203,9 @@ def _pointwise(flow: Flow, node: fx.Node) -> Axes:
     return broadcast(flow, node, *(operand(flow, source) for source in node.all_input_nodes if flow.of(source)))
 
 
-def _spatial(flow: Flow, node: fx.Node) -> Axes:
-    return _mixing_last(flow, node, ops.SPATIAL_AXES[node.target])
-
-
-def _pad(flow: Flow, node: fx.Node) -> Axes:
-    """Pass on all but the padded axes: two widths each, from the last axis on."""
-    return _mixing_last(flow, node, len(graph.argument(node, "pad")) // 2)
-
-
-def _mixing_last(flow: Flow, node: fx.Node, count: int) -> Axes:
-    """Pass on all but the last axes (rule 5)."""
-    return mix(flow, node, range(-count, 0))
-
-
-def _softmax(flow: Flow, node: fx.Node) -> Axes:
-    return mix(flow, node, [graph.argument(node, "dim")])
-
-
-def _last_norm(flow: Flow, node: fx.Node) -> Axes:
-    return _mixing_last(flow, node, len(graph.argument(node, "normalized_shape")))
+def _mixing(dims: Callable[[fx.Node], Iterable[int]]) -> Rule:
+    """Return the rule of operators that mix some axes: all others are passed on (rule 5)."""
+    return lambda flow, node: mix(flow, node, dims(node))
 
 
 def _embedding(flow: Flow, node: fx.Node) -> Axes:
@@ -249,12 +232,17 @@ def _reduction(flow: Flow, node: fx.Node) -> Axes:
 
 _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.batch_norm.default, aten.prelu.default), _per_channel),
-    **dict.fromkeys(ops.SPATIAL_AXES, _spatial),
+    **dict.fromkeys(ops.SPATIAL_AXES, _mixing(lambda node: range(-ops.SPATIAL_AXES[node.target], 0))),
     **dict.fromkeys(ops.WEIGHTED, _layer),
-    **dict.fromkeys(ops.PADS, _pad),
+    **dict.fromkeys(
+        ops.PADS, _mixing(lambda node: range(-(len(graph.argument(node, "pad")) // 2), 0))
+    ),  # from the last on
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduction),
-    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int), _softmax),
-    **dict.fromkeys((aten.layer_norm.default, aten.rms_norm.default), _last_norm),
+    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int), _mixing(lambda node: [graph.argument(node, "dim")])),
+    **dict.fromkeys(
+        (aten.layer_norm.default, aten.rms_norm.default),
+        _mixing(lambda node: range(-len(graph.argument(node, "normalized_shape")), 0)),
+    ),
     **dict.fromkeys((aten.zeros.default, aten.ones.default, aten.full.default), _uniform),
     aten.embedding.default: _embedding,
     **reshaping.RULES,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -38,12 +38,8 @@ _TRIED, _LOST = 2, 1.2
 _WAY = (0.0, 0.5, 1.0)
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """What a stored value reaches before the next ones are stored: the nodes in order, and the last ones."""
-
-    nodes: tuple[fx.Node, ...]
-    ends: tuple[fx.Node, ...]
+#: What a stored value reaches before the next ones are stored: the nodes in order, and the last ones.
+_Segment = tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]
 
 
 def choose_ranges(
@@ -141,7 +137,7 @@ def _segment(start: fx.Node, stored: Collection[fx.Node]) -> _Segment:
                 ends.append(node)
             if node not in stored:
                 reached.add(node)
-    return _Segment(tuple(nodes), tuple(ends))
+    return tuple(nodes), tuple(ends)
 
 
 def _errors(
@@ -163,7 +159,7 @@ def _error(
     segment: _Segment, start: fx.Node, interval: Range, values: Mapping[fx.Node, object], form: TensorFormat
 ) -> float:
     """Return the noise-to-signal ratio in the values stored next, summed, when one value is rounded in a range."""
-    original = values[start]
+    (nodes, ends), original = segment, values[start]
     assert isinstance(original, torch.Tensor)
     rounded = round_value(original, *scale_and_zero_point(interval, form), *form.bounds)
     moved: dict[fx.Node, object] = {start: rounded}
@@ -173,10 +169,10 @@ def _error(
 
     total = 0.0
     with torch.inference_mode():
-        for node in segment.nodes:
+        for node in nodes:
             arguments, keywords = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
             moved[node] = node.target(*arguments, **keywords)  # type: ignore[operator]
-        for node in segment.ends:
+        for node in ends:
             total += _ratio(moved[node], values[node])
     return total
 

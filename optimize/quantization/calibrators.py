@@ -35,16 +35,6 @@ _CENTRES = np.arange(1 - SIDE, SIDE) + np.sign(np.arange(1 - SIDE, SIDE)) / 2
 _LEVELS = 128
 
 
-def minmax(statistics: Statistics, form: TensorFormat) -> Range:
-    """Return everything seen."""
-    return statistics.range()
-
-
-def average(statistics: Statistics, form: TensorFormat) -> Range:
-    """Return the mean over the samples of each one's extrema."""
-    return statistics.average()
-
-
 def percentile(statistics: Statistics, form: TensorFormat, share: float = PERCENTILE) -> Range:
     """Return the range that leaves out ``1 - share`` of the values at each end, to a bin."""
     total = int(statistics.counts.sum())
@@ -161,8 +151,8 @@ def _within(statistics: Statistics, low: float, high: float) -> Range:
 
 
 RULES: Mapping[str, Rule] = {
-    "minmax": minmax,
-    "average": average,
+    "minmax": lambda statistics, form: statistics.range(),
+    "average": lambda statistics, form: statistics.average(),
     "percentile": percentile,
     "mse": mse,
     "entropy": entropy,
