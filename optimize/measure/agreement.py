@@ -96,7 +96,7 @@ class Agreement:
 
 @dataclass
 class AgreementMeter:
-    """Accumulates agreement a batch at a time; memory does not grow with the number of batches."""
+    """Accumulates agreement a batch at a time; memory grows by two numbers a sample and output."""
 
     _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
     _lost: dict[str, LostParts] = field(default_factory=dict)

@@ -17,6 +17,8 @@ _PART = 1 << 20
 #: Parts of an axis that are looked at by themselves, at most; of those that hold so much of the largest's power, all
 #: that answer no better than zeros, by about so many dB, are lost. Fewer values of a part than this prove nothing.
 _MOST_PARTS, _HEARD, _LOST_DB, _FEW_VALUES = 4096, 1e-10, 3.0, 8
+#: Of samples, where all together are nearer than this: so many of them, for a few are near zero by chance.
+_NEAR_DB, _MANY = 10.0, 1 / 3
 #: Numbers of an output whose means over the samples are kept, and what is no difference beside their squares.
 _MOST_PLACES, _ROUNDING = 1 << 16, 1e-12
 #: Types of elements that name something: a class, a place, what is so or not.
@@ -61,26 +63,27 @@ class LostParts:
     """Looks for parts of a value that are lost beside others, such as scores of 0 to 1 beside places in pixels.
 
     A value's decibels are those of its largest parts. What is summed here is by the places of the second axis and of
-    the last one, where detectors and regressions put what is of different kinds.
+    the last one, where detectors and regressions put what is of different kinds, and by sample.
     """
 
+    _by_sample: list[np.ndarray] = field(default_factory=list)
     _sums: dict[int, np.ndarray | None] = field(default_factory=dict)
     _places: np.ndarray | None = None
     _samples: int = 0
 
     def update(self, expected: np.ndarray, found: np.ndarray) -> None:
         """Add a batch of floats ``[N, ...]`` of one shape; others say nothing here."""
-        if expected.ndim < 2 or not (is_float(expected) and is_float(found)):
+        if not (expected.ndim and is_float(expected) and is_float(found)):
+            return
+        self._by_sample.append(_powers(expected, found))
+        if expected.ndim < 2:
             return
         self._count_places(expected)
         for axis in {1, expected.ndim - 1}:
             if not 1 < expected.shape[axis] <= _MOST_PARTS:
                 continue
             sums = np.full((3, expected.shape[axis]), expected.size / expected.shape[axis])
-            wants, gots = (np.moveaxis(array, axis, 0) for array in (expected, found))
-            at_once = max(1, _PART * len(sums[0]) // max(expected.size, 1))
-            for start in range(0, len(sums[0]), at_once):
-                sums[:2, start : start + at_once] = _powers(*(a[start : start + at_once] for a in (wants, gots)))
+            sums[:2] = _powers(*(np.moveaxis(array, axis, 0) for array in (expected, found)))
             before = self._sums.setdefault(axis, np.zeros_like(sums))
             # Sizes that are free have no places of their own.
             self._sums[axis] = before + sums if before is not None and before.shape == sums.shape else None
@@ -109,20 +112,36 @@ class LostParts:
         for axis, sums in sorted(self._sums.items()):
             if sums is None:
                 continue
-            heard = (sums[0] > _HEARD * sums[0].max(initial=0.0)) & (sums[2] >= _FEW_VALUES)
-            lost = int((heard & (sums[1] * 10 ** (_LOST_DB / 10) >= sums[0])).sum())
-            if lost:
-                return f"in {lost} of {len(heard)} places of its axis {axis}"
-        return ""
+            heard, lost = _heard(*sums[:2])
+            if count := int((lost & (sums[2] >= _FEW_VALUES)).sum()):
+                return f"in {count} of {len(heard)} places of its axis {axis}"
+        signal, noise = np.concatenate([np.zeros((2, 0)), *self._by_sample], 1)
+        heard, lost = _heard(signal, noise)
+        many = heard.sum() >= _FEW_VALUES and lost.sum() > _MANY * heard.sum()
+        return (
+            f"in {lost.sum()} of {len(heard)} samples"
+            if many and ratio_db(signal.sum(), noise.sum()) > _NEAR_DB
+            else ""
+        )
+
+
+def _heard(signal: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which parts hold something beside the largest, and which of these are answered no better than zeros."""
+    heard = signal > _HEARD * signal.max(initial=0.0)
+    return heard, heard & (noise * 10 ** (_LOST_DB / 10) >= signal)
 
 
 def _powers(want: np.ndarray, got: np.ndarray) -> np.ndarray:
     """Return the power of each part ``[parts, ...]`` and that of what it is off by, ``[2, parts]``; masks are none."""
-    rows, others = (as_reals(array).reshape(len(array), -1) for array in (want, got))
-    told = np.isfinite(rows) & np.isfinite(others) & ~may_mask(rows)
-    signal, answer = (np.where(told, values, 0.0) for values in (rows, others))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.stack([np.square(signal).sum(1), np.square(signal - answer).sum(1)])
+    found, at_once = np.zeros((2, len(want))), max(1, _PART * len(want) // max(want.size, 1))
+    for start in range(0, len(want), at_once):
+        part = slice(start, start + at_once)
+        rows, others = (as_reals(array[part]).reshape(len(array[part]), -1) for array in (want, got))
+        told = np.isfinite(rows) & np.isfinite(others) & ~may_mask(rows)
+        signal, answer = (np.where(told, values, 0.0) for values in (rows, others))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found[:, part] = np.square(signal).sum(1), np.square(signal - answer).sum(1)
+    return found
 
 
 @dataclass

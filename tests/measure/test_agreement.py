@@ -314,6 +314,22 @@ def test_columns_that_are_lost_beside_larger_ones_are_told(count: int, told: dic
     assert found is not None and found.sqnr_db > 50 and found.lost == told
 
 
+@pytest.mark.parametrize("shape", [(64,), (64, 1), (64, 1, 4, 4)])
+def test_samples_that_are_lost_beside_larger_ones_are_told(shape: tuple[int, ...]) -> None:
+    """Prices of which three are a thousand times as high; errors of a hundredth of all alike lose none."""
+    draw = np.random.default_rng(0)
+    want = draw.uniform(0.5, 1.5, shape).astype(np.float32)
+    want[:3] *= 1000
+    lost = np.where(np.arange(64).reshape(-1, *[1] * (len(shape) - 1)) < 3, want, -want)
+    near = want + np.float32(0.1) * draw.normal(0, 1, shape).astype(np.float32)
+    for got, told in ((lost, {"y": "in 61 of 64 samples"}), (near, {})):
+        meter = AgreementMeter()
+        for part in (slice(0, 40), slice(40, 64)):
+            meter.update([want[part]], [got[part]], ["y"])
+        found = meter.result()
+        assert found is not None and found.sqnr_db > 40 and found.lost == told
+
+
 @pytest.mark.parametrize("way", ["types", "nan"])
 def test_what_decibels_leave_out_is_told(way: str) -> None:
     want = np.arange(8, dtype=np.float32).reshape(4, 2)
