@@ -327,7 +327,7 @@ def test_samples_that_are_lost_beside_larger_ones_are_told(shape: tuple[int, ...
         for part in (slice(0, 40), slice(40, 64)):
             meter.update([want[part]], [got[part]], ["y"])
         found = meter.result()
-        assert found is not None and found.sqnr_db > 40 and found.lost == told
+        assert found is not None and found.sqnr_db > 35 and found.lost == told
 
 
 @pytest.mark.parametrize("way", ["types", "nan"])

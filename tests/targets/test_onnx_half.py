@@ -17,6 +17,7 @@ from optimize.measure.subjects import agreed_inputs
 from optimize.registry import find_target
 from optimize.targets.arrays import element_type
 from optimize.targets.base import Artifact, TensorSpec
+from optimize.targets.onnx import Onnx
 from optimize.targets.onnx.runner import OnnxRunner
 from tests import references
 
@@ -53,6 +54,17 @@ def negation(tmp_path: Path) -> Artifact:
         size_bytes=path.stat().st_size,
         out_spec="",
     )
+
+
+def test_floats_of_eight_bits_are_numbers_and_not_their_bytes(tmp_path: Path) -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E4M3FN)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT8E4M3FN, ["batch", 3])
+    graph = helper.make_graph([node], "cast", [given], [answer])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "cast.onnx")
+    (y,) = Onnx().open(tmp_path / "cast.onnx").load(threads=1).run([np.array([[1.0, 2.05, -448.0]], np.float32)])
+    assert y.dtype == np.float32 and y.tolist() == [[1.0, 2.0, -448.0]]
 
 
 def test_bfloat16_goes_in_and_out_of_onnx_runtime(negation: Artifact) -> None:

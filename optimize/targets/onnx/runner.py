@@ -28,6 +28,8 @@ _FATAL = 4
 _BFLOAT16 = 16
 #: ONNX Runtime's name of a tensor of texts.
 _TEXT = "tensor(string)"
+#: The one type of floats of eight bits that ONNX Runtime gives at all.
+_EIGHT_BITS = "tensor(float8e4m3fn)"
 #: Runs a session on arrays by input name.
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
@@ -174,6 +176,8 @@ def run_of(session: Any) -> Run:
     types = {entry.type for entry in (*session.get_inputs(), *session.get_outputs())}
     if "tensor(bfloat16)" in types:
         return functools.partial(_run_values, session)
+    if _EIGHT_BITS in types:
+        return functools.partial(_run_eight_bits, session)
     return functools.partial(_run_texts, session) if _TEXT in types else functools.partial(session.run, None)
 
 
@@ -196,6 +200,16 @@ def _run_texts(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]
         names = ", ".join(f"'{shown(entry.name)}'" for entry in session.get_outputs() if entry.type == _TEXT)
         raise Refused(f"The file gives texts that are not UTF-8 ({names}).", hint="Leave that output out.") from error
     return found
+
+
+def _run_eight_bits(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Run on arrays; floats of eight bits, of which ONNX Runtime gives the bytes, are returned as float32."""
+    from ml_dtypes import float8_e4m3fn
+
+    found = zip(session.get_outputs(), session.run(None, feed), strict=True)
+    return [
+        array.view(float8_e4m3fn).astype(np.float32) if entry.type == _EIGHT_BITS else array for entry, array in found
+    ]
 
 
 def _run_values(session: Any, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
