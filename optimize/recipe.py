@@ -36,6 +36,8 @@ from optimize.targets.base import Target
 _DATA_FIELDS = {"calibration"}
 #: The type of fields that hold several words.
 _WORDS = tuple[str, ...]
+#: Passes of a recipe, at most: each is looked at by what it depends on.
+MOST_PASSES = 1000
 #: What may name code on the command line, too.
 _OF_CODE = ("calib", "eval", "metric", "preprocess")
 #: Options of passes and targets that name where something is kept for the next run.
@@ -157,7 +159,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    passes: tuple[PassEntry, ...] = ()
+    passes: tuple[PassEntry, ...] = Field(default=(), max_length=MOST_PASSES)
     targets: tuple[str, ...] = ()
     target_options: dict[str, dict[str, Any]] = {}
     calib: str | None = None

@@ -29,6 +29,11 @@ def test_recipes_and_configurations_are_bounded(number: int) -> None:
             limits.settings({key: number}, given={"cases": [{"base": "a", "candidate": "b"}]}, source="here")
 
 
+def test_a_recipe_has_no_end_of_passes() -> None:
+    with pytest.raises(UsageError, match="at most 1000 items"):
+        parse({"passes": ["FuseConvBN"] * 80_000})
+
+
 @pytest.mark.parametrize(
     "shape, words",
     [
