@@ -18,7 +18,7 @@ from optimize.regular import require_file, shown
 
 #: Types of numbers, and what they are kept as: switches and texts are the training's own.
 _NUMBERS = {int: torch.int64, float: torch.float64}
-_HINT = "Give another folder, or remove it to start anew."
+HINT = "Give another folder, or remove it to start anew."
 
 
 def write(path: Path, settings: str, state: Any) -> None:
@@ -59,13 +59,13 @@ def read(path: Path, settings: str, wanted: Callable[[Collection[str]], Any]) ->
             found, names = (file.metadata() or {}).get("settings"), set(file.keys())
             if found != settings:
                 said = f"The checkpoint is of {shown(str(found))}, this training of {settings}."
-                raise Refused(said, hint=_HINT)
+                raise Refused(said, hint=HINT)
             like = wanted(names)
             if other := names ^ set(leaves(like)):
                 raise ValueError(f"'{min(other)}' is not in both it and the training")
             return pytree.tree_map_with_path(lambda place, value: _taken(file, _name(place), value), like)
     except (SafetensorError, ValueError, OSError) as error:
-        raise Refused(f"The checkpoint '{shown(path)}' is damaged: {shown(str(error))}.", hint=_HINT) from error
+        raise Refused(f"The checkpoint '{shown(path)}' is damaged: {shown(str(error))}.", hint=HINT) from error
 
 
 def leaves(state: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import math
 import operator
@@ -39,6 +40,13 @@ _SLOW = (
     "times for a ResNet-20. precision='float32' trains as well."
 )
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_DONE = (
+    "Nothing is trained: '{}' holds this training's end. Remove it, or give another folder, to train anew, as with "
+    "other data."
+)
+#: Numbers of each weight that a checkpoint knows a training's beginning by, and how near they are: what a network is
+#: prepared for may be computed on another processor.
+_LOOKED_AT, _ALIKE = 8, 1e-2
 #: Letters that a module says of itself in a checkpoint's name.
 _LONGEST = 60
 
@@ -195,7 +203,14 @@ class _Trainer:
             module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(asked.average), use_buffers=True
         )  # fmt: skip
         self.steps_of_epoch = math.ceil(_length(asked.data) / asked.accumulate)
-        self.settings = f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}"
+        losses = ", ".join(
+            repr(each) if dataclasses.is_dataclass(each) else type(each).__name__ for each in asked.losses
+        )
+        self.settings = (
+            f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}, "
+            f"{type(optimizer).__name__} at {self.rates[0]:g}, seed {asked.seed}, {losses}"
+        )
+        self.began = torch.cat([weight.detach().flatten()[:_LOOKED_AT].double().cpu() for weight in weights])
         # Of a module that says more of itself each kind has its own: one with 4 bits is trained before one with 2.
         said = "-".join(re.findall(r"\w+", module.extra_repr()))[:_LONGEST]
         name = f"checkpoint-{said}" if said else "checkpoint"
@@ -209,6 +224,8 @@ class _Trainer:
         if self.asked.keep_zeros:
             self.masks.keep_zeros()
         self._resume()
+        if self.losses and (len(self.losses) >= self.asked.epochs or self._is_over()):
+            warnings.warn(_DONE.format(shown(str(self.path))), stacklevel=3)
         for epoch in range(len(self.losses), self.asked.epochs):
             if self._is_over():
                 break
@@ -329,6 +346,9 @@ class _Trainer:
         for name, value in checkpoint.leaves(state["optimizer"]).items():
             if name.endswith(".step") and not 0 <= float(value) < math.inf:
                 raise Refused(f"The checkpoint '{shown(path)}' is damaged: '{name}' is {float(value):g}.")
+        if not torch.allclose(state["began"], self.began, rtol=_ALIKE):
+            what = f"The checkpoint '{shown(path)}' is of a training that began with other weights."
+            raise Refused(what, hint=f"{checkpoint.HINT} A network that begins at random needs a seed to go on.")
         self.module.load_state_dict(state["module"])
         # What the user asked of it is not the file's to say.
         self.optimizer.load_state_dict({**self.optimizer.optimizer.state_dict(), **state["optimizer"]})
@@ -348,6 +368,7 @@ class _Trainer:
             "averaged": {} if self.averaged is None else self.averaged.state_dict(),
             "scaler": {} if scaler is None else scaler.state_dict(),
             "movement": self.movement,
+            "began": self.began,
         }
 
     def _wanted(self, names: Collection[str]) -> dict[str, Any]:

@@ -242,6 +242,15 @@ def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> No
     assert [place.name for place in tmp_path.iterdir()] == ["checkpoint.safetensors"]
     with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
         Training(batches, epochs=2, folder=tmp_path)(net())
+    for change in ({"rate": 0.01}, {"seed": 5}, {"losses": (Labels(smoothing=0.1),)}):
+        with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
+            Training(batches, folder=tmp_path, **change)(net())
+    other = net()
+    torch.nn.init.normal_(other[0].weight)
+    with pytest.raises(Refused, match="is of a training that began with other weights"):
+        Training(batches, folder=tmp_path)(other)
+    with pytest.warns(UserWarning, match="Nothing is trained: '.*' holds this training's end"):
+        Training(batches, folder=tmp_path)(net())
 
 
 def test_the_only_checkpoint_is_there_until_the_next_is(batches: Batches, tmp_path: Path, monkeypatch: Any) -> None:
