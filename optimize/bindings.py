@@ -64,9 +64,11 @@ def heard_bindings() -> Iterator[list[Binding]]:
     listener, handlers, level, goes_up = _Listener(), _LOGGER.handlers, _LOGGER.level, _LOGGER.propagate
     _LOGGER.handlers, _LOGGER.propagate = [listener], False  # nobody else asked
     _LOGGER.setLevel(logging.INFO)
+    _LOGGER.manager = logging.Manager(logging.root)  # a command switches off what all others say below errors
     try:
         yield listener.bindings
     finally:
+        del _LOGGER.manager
         _LOGGER.handlers, _LOGGER.propagate = handlers, goes_up
         _LOGGER.setLevel(level)
 

@@ -9,6 +9,7 @@ from torch.nn.utils import prune
 
 import optimize
 from models import REFERENCES
+from optimize.cli.failures import quiet
 from optimize.errors import InputsMisfit, Refused, VerificationFailed
 from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.load import capturing
@@ -126,12 +127,14 @@ def test_packed_sequences_are_refused_with_what_to_do() -> None:
     assert "torch.gather" in caught.value.hint
 
 
-def test_a_module_that_computes_with_its_batch_keeps_it_and_says_where() -> None:
+@pytest.mark.parametrize("debug", [True, False])
+def test_a_module_that_computes_with_its_batch_keeps_it_and_says_where(debug: bool) -> None:
     class Fixed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.reshape(2, -1) @ torch.ones(12, 1)
 
-    program = optimize.capture(Fixed().eval(), (torch.rand(2, 3, 4),))
+    with quiet(debug=debug):  # as a command keeps what libraries say to itself
+        program = optimize.capture(Fixed().eval(), (torch.rand(2, 3, 4),))
     assert program.batch is None and program.inputs[0].shape == (2, 3, 4)
     (note,) = program.notes
     assert note.startswith("The batch stays fixed to 2: the model computes with 2 as a constant in test_frontend.py:")
