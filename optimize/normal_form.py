@@ -186,7 +186,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         node.target = aten.reshape.default
         _normalize_heads(module, node)
     elif node.target is operator.getitem:
-        _normalize_part_of_weight(node)
+        _normalize_part(module, node)
     elif node.target in (operator.abs, math.ceil, math.floor):
         _normalize_size(module, node)
     elif node.target in _BAGS:
@@ -200,14 +200,7 @@ def _normalize_size(module: fx.GraphModule, node: fx.Node) -> None:
 
     Files of torch have no word for the functions of ``math`` that do so: ``ceil(a / b)`` is ``-(-a // b)``.
     """
-
-    def call(function: Callable[..., Any], *arguments: Any) -> fx.Node:
-        found = module.graph.call_function(function, arguments)
-        values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments)
-        found.meta = {**node.meta, "val": function(*values)}
-        return found
-
-    (value,) = node.args
+    (value,), call = node.args, functools.partial(_call, module, node)
     parts = value.args if isinstance(value, fx.Node) and value.target is operator.truediv else ()
     kinds = [type(each.meta["val"] if isinstance(each, fx.Node) else each) for each in parts]
     if node.target is not operator.abs and not (kinds and {*kinds} <= {int, torch.SymInt}):
@@ -223,16 +216,31 @@ def _normalize_size(module: fx.GraphModule, node: fx.Node) -> None:
     module.graph.erase_node(node)
 
 
-def _normalize_part_of_weight(node: fx.Node) -> None:
-    """Write a part of a split weight, as attention packs its projections, as a slice: a constant like any other."""
+def _normalize_part(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write a part of a split weight, and one whose size is computed, as a slice.
+
+    Attention packs its projections so, which are then constants like any other; runtimes split by numbers alone.
+    """
     source, index = cast(tuple[fx.Node, int], node.args)
     if not graph.is_call(source, aten.split.Tensor, aten.split_with_sizes.default):
         return
-    weight, dim = cast(fx.Node, graph.argument(source, "self")), cast(int, graph.argument(source, "dim"))
-    if weight.op == "get_attr":
-        ends = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
-        node.target = aten.slice.Tensor
-        node.args = (weight, dim, ends[index], ends[index + 1], 1)
+    split, dim, size = cast(fx.Node, source.args[0]), cast(int, graph.argument(source, "dim")), source.args[1]
+    if split.op == "get_attr":
+        ends: list[Any] = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
+    elif isinstance(size, fx.Node):
+        with module.graph.inserting_before(node):
+            ends = [0, size, *(_call(module, node, operator.mul, size, place) for place in range(2, index + 2))]
+    else:
+        return
+    node.target, node.args = aten.slice.Tensor, (split, dim, ends[index], ends[index + 1], 1)
+
+
+def _call(module: fx.GraphModule, like: fx.Node, function: Callable[..., Any], *arguments: Any) -> fx.Node:
+    """Insert a call of a function of sizes, with what it makes of theirs, that belongs where another does."""
+    found = module.graph.call_function(function, arguments)
+    values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments)
+    found.meta = {**like.meta, "val": function(*values)}
+    return found
 
 
 def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:

@@ -91,6 +91,23 @@ class Translator(nn.Module):
         return self.head(torch.cat([written, seen], dim=-1))
 
 
+class Thirds(nn.Module):
+    """A sequence in three parts, whose last one is shorter where its length is no multiple of three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, last = x.chunk(3, 1)
+        return first.sum(1) - second.mean(1) * last.sum(1)
+
+
+@pytest.mark.parametrize("target", ["torchscript", "onnx", "openvino"])
+def test_a_free_length_is_cut_into_parts(target: str, tmp_path: Path) -> None:
+    program = optimize.capture(Thirds().eval(), (torch.rand(2, 12, 5),), dynamic={"x": {1: "sequence"}})
+    file = optimize.export(program, target, tmp_path / f"net{find_target(target).suffix}").load(threads=1)
+    for length in (12, 7, 30):
+        x = torch.rand(3, length, 5)
+        assert np.allclose(file.run([x.numpy()])[0], Thirds()(x).numpy(), atol=1e-4)
+
+
 def draw_text(batch: int, length: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(length)
     mask = torch.ones(batch, length, dtype=torch.long)
