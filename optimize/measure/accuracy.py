@@ -283,13 +283,15 @@ def _quotients(expected: np.ndarray, found: np.ndarray, sign: int) -> dict[str, 
         )
     if not counts.sum() > 0:
         return {}
+    valid = counts > 0  # a sample without a label is none
+    counts, found, expected = counts[valid], found[valid], expected[valid]
     more = found[:, 0] - expected[:, 0]
     (low, high), ends = statistics.quotient(more, counts), statistics.quotient(found[:, 0], counts)
     told: dict[str, Any] = {
         "lost": int((sign * more < 0).sum()),
         "gained": int((sign * more > 0).sum()),
         "flips": False,
-        "worst": sign * float((sign * found[counts > 0, 0] / counts[counts > 0]).min()),
+        "worst": sign * float((sign * found[:, 0] / counts).min()),
     }
     value, baseline = (float(rows[:, 0].sum() / counts.sum()) for rows in (found, expected))
     told |= {"difference_low": low, "difference_high": high, "low": ends[0], "high": ends[1]}

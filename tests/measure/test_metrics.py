@@ -86,6 +86,13 @@ def test_neighbours_that_are_nearly_all_others_miss_none(k: int) -> None:
         judged(f"recall@{k}", DRAWS.standard_normal((40, 5)), labels)
 
 
+def test_samples_without_a_label_are_not_counted() -> None:
+    scores, labels = DRAWS.standard_normal((9, 3, 4, 4)), np.full((9, 4, 4), 255)
+    labels[:2, 0, 0] = scores[:2].argmax(1)[:, 0, 0]
+    found = judged("pixel_accuracy", scores, labels)
+    assert (found.value, found.samples) == (1.0, 2)
+
+
 def test_a_figure_that_shows_no_error_is_refused() -> None:
     numbers = DRAWS.random((10, 1))
     with pytest.raises(Refused, match="a cosine is the sign alone"):
