@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -31,6 +32,8 @@ _HINT = (
 
 #: Kernels of one layer are nearer to each other than this, in float16 too.
 _ALIKE_DB = 40.0
+#: Sizes that a model excepts, of which so many are tried.
+_MOST_EXCEPTIONS = 8
 #: What whole numbers are drawn below that no table says anything of.
 _BOUNDS = (100, 10, 2, 1)
 _LOOK_UPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
@@ -236,6 +239,35 @@ def _check_one_sample(program: Program) -> None:
             "The model computes otherwise with a batch of 1 than with others, so the batch cannot stay free.",
             hint="Fix it (--static-batch 1, dynamic_batch=False), or let the model compute alike for any batch.",
         )
+
+
+def check_exceptions(program: Program) -> None:
+    """Run a program beside its module at the sizes that a branch of the module excepts: a graph has one way alone.
+
+    Raises:
+        Refused: They answer otherwise there.
+    """
+    for name, size in _exceptions(program) if program.source is not None else ():
+        inputs, expected = program.resized({name: size}), None
+        with contextlib.suppress(Exception):  # it may take no such size
+            expected = _expected(program, inputs)
+        if expected is not None and not _agree(expected, program.run(inputs)):
+            raise Refused(
+                f"The model computes otherwise where '{name}' is {size}, so that cannot stay free.",
+                hint="Leave it out of --dynamic and --dynamic-size, or let the model compute alike for any size.",
+            )
+
+
+def _exceptions(program: Program) -> list[tuple[str, int]]:
+    """Return the sizes of free dimensions, by name, that the model compared with another one while it was captured."""
+    found = dict[tuple[str, int], None]()
+    for placeholder, dims in zip(program.placeholders, program.dynamic, strict=True):
+        for dim, name in dims.items():
+            free = placeholder.meta["val"].shape[dim]
+            guards = free.node.shape_env.guards if isinstance(free, torch.SymInt) else ()
+            pairs = (guard.expr.args for guard in guards if isinstance(guard.expr, sympy.Ne))
+            found |= {(name, int(size)): None for one, size in pairs if one == free.node.expr and size.is_Integer}
+    return [(name, size) for name, size in found if program.free[name].holds(size)][:_MOST_EXCEPTIONS]
 
 
 def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:

@@ -102,6 +102,25 @@ def test_a_size_that_became_a_constant_is_found() -> None:
         optimize.capture(Remembering().eval(), (torch.rand(2, 3, 8, 8),), dynamic_size=True)
 
 
+class Excepting(nn.Module):
+    """Computes otherwise at one height; its learned places need no resizing at another, which is the same to it."""
+
+    def __init__(self, odd: int) -> None:
+        super().__init__()
+        self.odd, self.places = odd, nn.Parameter(torch.rand(1, 3, 20, 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2:]
+        places = self.places if size[0] == 20 else nn.functional.interpolate(self.places, size=size, mode="bilinear")
+        return x + places if size[0] == self.odd else x - places
+
+
+def test_a_size_that_the_model_excepts_is_tried() -> None:
+    optimize.capture(Excepting(3).eval(), (torch.rand(2, 3, 16, 20),), dynamic={"x": {2: "height:4..64"}})
+    with pytest.raises(Refused, match="computes otherwise where 'height' is 7"):
+        optimize.capture(Excepting(7).eval(), (torch.rand(2, 3, 16, 20),), dynamic={"x": {2: "height:4..64"}})
+
+
 class SamePadded(nn.Module):
     """A convolution padded as TensorFlow pads, scaled by sizes that are rounded and lose their signs."""
 
