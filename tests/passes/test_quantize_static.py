@@ -18,6 +18,7 @@ from optimize.progress import heard_by
 from optimize.quantization.calibrators import Calibrator
 from optimize.quantization.simulation import simulated_db
 from optimize.quantization.weights import WeightRounding
+from tests import references
 
 DATA = torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
@@ -37,9 +38,15 @@ class SequenceFirst(nn.Module):
 
 
 def captured(name: str = "resnet") -> optimize.Program:
-    net = SequenceFirst().eval() if name == "attention" else REFERENCES[name].build()
-    program = optimize.capture(net, (DATA[:2],))
-    return optimize.Pipeline([optimize.FuseConvBN()]).run(program).program
+    """Return a network with its BatchNorms folded, nothing of it shared."""
+    return _captured(name).clone()
+
+
+@functools.cache
+def _captured(name: str) -> optimize.Program:
+    if name == "attention":
+        return optimize.capture(SequenceFirst().eval(), (DATA[:2],))
+    return optimize.Pipeline([optimize.FuseConvBN()]).run(references.captured(name, None)).program
 
 
 @pytest.mark.parametrize("name", ["resnet", "attention"])
