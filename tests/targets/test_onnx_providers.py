@@ -21,7 +21,7 @@ ON_PROVIDERS = ("onnx-cuda", "onnx-tensorrt", "onnx-openvino")
 CPU_NAME = "CPUExecutionProvider"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def program() -> optimize.Program:
     torch.manual_seed(0)
     return optimize.capture(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), (torch.rand(2, 8),))

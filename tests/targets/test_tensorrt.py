@@ -1,5 +1,6 @@
 """The TensorRT target: engines built with TensorRT-RTX, its rules, and what is left where nothing can be built."""
 
+import functools
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,6 +34,7 @@ def run_onnx(path: Path, x: torch.Tensor) -> np.ndarray:
     return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
 
 
+@functools.cache
 def small(*shape: int) -> Program:
     net = nn.Sequential(nn.Conv2d(shape[1], 4, 3), nn.ReLU()).eval()
     return optimize.capture(net, (torch.randn(shape),))
