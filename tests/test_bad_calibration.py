@@ -122,7 +122,7 @@ def test_data_near_the_end_of_float32(tmp_path: Path, calibrator: str) -> None:
 
 def test_data_that_overflows_behind_the_first_layer() -> None:
     error = refusal([images(64) * 3e38])
-    assert "not finite at" in error.what and "calibration values reach 3e+38" in error.what
+    assert "not finite at '2'" in error.what and "calibration values reach 3e+38" in error.what
 
 
 def test_data_whose_differences_overflow() -> None:
@@ -168,6 +168,7 @@ def test_a_net_of_zeros(tmp_path: Path) -> None:
 def test_another_dtype(dtype: torch.dtype) -> None:
     error = refusal([images(4), images(4).to(dtype)])
     assert "batch 2 does not fit" in error.what and f"must be torch.float32; got {dtype}" in error.what
+    assert "whole batches" in error.hint
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 3, 8), (4, 8, 8, 3), (3, 8, 8)])
@@ -208,6 +209,10 @@ def test_a_wrong_number_of_inputs(given: int) -> None:
 def test_inputs_of_different_batches() -> None:
     error = refusal([(tokens(4), tokens(5))], two())
     assert "different numbers of samples: [4, 5]" in error.what
+
+
+def test_another_shape_of_the_second_input() -> None:
+    assert "'y' must have shape ['batch', 16]; got [4, 6]" in refusal([(tokens(4), torch.rand(4, 6))], two()).what
 
 
 def test_two_inputs_and_labels(tmp_path: Path) -> None:
@@ -260,9 +265,13 @@ def test_something_that_is_no_data() -> None:
     assert "got int" in refusal(5).what
 
 
-@pytest.mark.parametrize("batch", [None, 3, "abc", [None]])
-def test_batches_that_are_no_tensors(batch: Any) -> None:
-    assert "batch 1 does not fit" in refusal([batch]).what
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [(None, "'NoneType'"), (3, "'int'"), ("abc", "takes 1 input(s)"), ([None], "must be a tensor")],
+)
+def test_batches_that_are_no_tensors(batch: Any, what: str) -> None:
+    told = refusal([batch]).what
+    assert "batch 1 does not fit" in told and what in told
 
 
 def test_arrays_in_place_of_tensors() -> None:

@@ -17,6 +17,7 @@ from optimize.quantization.calibrate import HALVED, Observations, watch
 from optimize.quantization.calibrators import RULES
 from optimize.quantization.numerics import USUAL
 from tests import references
+from tests.test_bad_calibration import Masked
 
 
 class SequenceFirst(nn.Module):
@@ -30,20 +31,6 @@ class SequenceFirst(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.transpose(0, 1)
         return self.head(self.attention(y, y, y, need_weights=False)[0].mean(0))
-
-
-class Masked(nn.Module):
-    """Minus infinity inside, before a softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.head = nn.Linear(16, 48), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.project(x).chunk(3, -1)
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        scores = (query @ key.transpose(1, 2)).masked_fill(later, float("-inf"))
-        return self.head(scores.softmax(-1) @ value)
 
 
 def convolutional() -> nn.Module:
@@ -150,19 +137,6 @@ def test_infinity_inside_a_model_has_no_range_and_does_no_harm() -> None:
     observations = watch(program, [(torch.randn(8, 6, 16),)])
     assert {name for name in observations.values if "softmax" in name}
     assert not {name for name in observations.values if "fill" in name or "where" in name}
-
-
-def test_data_that_is_not_finite_is_refused_by_name() -> None:
-    program = captured(convolutional, 3, 8, 8)
-    for bad in (float("nan"), float("inf")):
-        with pytest.raises(Refused, match="not finite at 'input_1'"):
-            watch(program, [(torch.full((2, 3, 8, 8), bad),)])
-    overflowing = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    nn.init.constant_(overflowing[1].weight, 1e30)
-    with pytest.raises(Refused, match="not finite at '1'"):
-        watch(captured(lambda: overflowing, 4), [(torch.full((2, 4), 1e30),)])
-    with pytest.raises(Refused, match="is empty"):
-        watch(program, [])
 
 
 def test_a_token_that_a_table_lacks_is_told_as_the_data_s() -> None:
