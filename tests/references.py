@@ -39,6 +39,11 @@ def folded(name: str, statistics: int | None = 1) -> Program:
     return _folded(name, None if name in PLAIN else statistics).clone()
 
 
+def int8(name: str, *, spare: float = 0.06) -> Program:
+    """Return ``folded`` with an INT8 plan of noise."""
+    return _int8(name, spare).clone()
+
+
 @functools.cache
 def _captured(name: str, statistics: int | None) -> Program:
     return optimize.capture(network(name, statistics), (REFERENCES[name].inputs(2),))
@@ -48,3 +53,9 @@ def _captured(name: str, statistics: int | None) -> Program:
 def _folded(name: str, statistics: int | None) -> Program:
     passes = [optimize.FuseConvBN(), optimize.Reparameterize()]
     return optimize.Pipeline(passes).run(_captured(name, statistics)).program
+
+
+@functools.cache
+def _int8(name: str, spare: float) -> Program:
+    data = [REFERENCES[name].inputs(8, seed) for seed in (1, 2)]
+    return optimize.QuantizeStatic(calibration=data, calibrator="minmax", spare=spare).apply(folded(name))[0]
