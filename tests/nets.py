@@ -1,5 +1,6 @@
 """Small nets that hold the awkward cases: shared weights, groups, dilation, stride, no bias, transposed; and noise."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,19 @@ def sqnr_db(want: Any, got: Any) -> float:
     """Return the signal-to-noise ratio of tensors or arrays, dB."""
     wide, other = (torch.as_tensor(value).double() for value in (want, got))
     return float(10 * torch.log10(wide.square().sum() / (wide - other).square().sum().clamp_min(1e-30)))
+
+
+class Called(nn.Module):
+    """What a function makes of the module, with layers and parameters of given names, and of its inputs."""
+
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module | torch.Tensor) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, nn.Parameter(layer) if isinstance(layer, torch.Tensor) else layer)
+        self.function = function
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> Any:
+        return self.function(self, x, *others)
 
 
 class SharedConv(nn.Module):

@@ -12,6 +12,8 @@ from tests.slow import but_slowly
 
 #: Their operators are those of diverse_branch: branches of convolutions and norms.
 SAME = {"acnet", "repvgg"}
+#: They have no BatchNorm: any statistics make the same network.
+PLAIN = {"lstm", "vit"}
 
 
 def network(name: str, statistics: int | None = 1) -> nn.Module:
@@ -29,12 +31,17 @@ def each(*fast: str) -> list[Any]:
 
 def captured(name: str, statistics: int | None = 1) -> Program:
     """Return ``network`` captured, nothing of it shared with what anybody else was given."""
-    return _captured(name, statistics).clone()
+    return _captured(name, None if name in PLAIN else statistics).clone()
 
 
 def folded(name: str, statistics: int | None = 1) -> Program:
     """Return ``captured`` with every BatchNorm folded and every branch merged that can be."""
-    return _folded(name, statistics).clone()
+    return _folded(name, None if name in PLAIN else statistics).clone()
+
+
+def int8(name: str, *, spare: float = 0.06) -> Program:
+    """Return ``folded`` with an INT8 plan of noise."""
+    return _int8(name, spare).clone()
 
 
 @functools.cache
@@ -46,3 +53,9 @@ def _captured(name: str, statistics: int | None) -> Program:
 def _folded(name: str, statistics: int | None) -> Program:
     passes = [optimize.FuseConvBN(), optimize.Reparameterize()]
     return optimize.Pipeline(passes).run(_captured(name, statistics)).program
+
+
+@functools.cache
+def _int8(name: str, spare: float) -> Program:
+    data = [REFERENCES[name].inputs(8, seed) for seed in (1, 2)]
+    return optimize.QuantizeStatic(calibration=data, calibrator="minmax", spare=spare).apply(folded(name))[0]

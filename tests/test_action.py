@@ -7,13 +7,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import optimize
 from optimize.gate.record import Record
-from optimize.registry import find_target
 from tests.actions import ROOT, action, run_step, scripts
+from tests.test_check import write_models
 
 PYTHON = f'#!/bin/sh\nexec "{sys.executable}" {{}} "$@"\n'
 LIMITS = {"max-regression": "1000%", "arguments": "--max-seconds=3600\n"}  # which no machine is too slow for
@@ -23,14 +20,7 @@ LIMITS = {"max-regression": "1000%", "arguments": "--max-seconds=3600\n"}  # whi
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of models: a base, its copy, and what answers otherwise."""
     folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
-    target, x = find_target("onnx"), torch.randn(1, 3, 16, 16)
-    target.export(optimize.capture(net, (x,)), folder / "base.onnx")
-    shutil.copy(folder / "base.onnx", folder / "a copy.onnx")
-    with torch.no_grad():
-        net[4].weight.neg_()
-    target.export(optimize.capture(net, (x,)), folder / "wrong.onnx")
+    write_models(folder, "a copy.onnx")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,9 +122,9 @@ def test_members_are_bounded_together(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_honest_files_open(save: object, order: str, tmp_path: Path) -> None:
+def test_honest_files_open(save: Callable[..., None], order: str, tmp_path: Path) -> None:
     values = np.arange(12.0, dtype=np.float32).reshape(4, 3)
-    np.savez(tmp_path / "x.npz", x=np.asarray(values, order=order), y=np.arange(4))
+    save(tmp_path / "x.npz", x=np.asarray(values, order=order), y=np.arange(4))
     np.save(tmp_path / "x.npy", np.asarray(values, order=order))
     for name in ("x.npz", "x.npy"):
         (batch,) = open_data(tmp_path / name, inputs=ONE).batches(4)

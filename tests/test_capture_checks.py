@@ -2,8 +2,6 @@
 
 import io
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,8 @@ from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.job import open_program
 from optimize.recipe import parse
 from optimize.workflow import Job
+from tests import fresh, references
 from tests.slow import but_slowly
-
-FRESH = """
-import sys
-import numpy, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-numpy.save(sys.argv[3], session.run(None, {session.get_inputs()[0].name: numpy.load(sys.argv[2])})[0])
-"""
 
 
 def program(name: str) -> tuple[nn.Module, optimize.Program]:
@@ -42,17 +34,14 @@ def test_a_file_answers_at_another_size_in_a_fresh_process(name: str, tmp_path: 
     artifact = optimize.export(optimize.Pipeline(passes).run(captured).program, "onnx", tmp_path / "net.onnx")
     assert artifact.inputs[0].shape == ("batch", 3, "height", "width")
     x = torch.randn(3, 3, 48, 80, generator=torch.Generator().manual_seed(1))
-    np.save(tmp_path / "x.npy", x.numpy())
-    command = [sys.executable, "-c", FRESH, artifact.path, tmp_path / "x.npy", tmp_path / "y.npy"]
-    subprocess.run(command, check=True, cwd="/")
+    (found,) = fresh.answers(tmp_path, [(artifact.path, x)])
     with torch.inference_mode():
         want = net(x)
-    assert float((torch.from_numpy(np.load(tmp_path / "y.npy")) - want).abs().max() / want.abs().max()) < 1e-5
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
 
 
 def test_only_the_batch_is_free_unless_asked() -> None:
-    net = REFERENCES["resnet"].build()
-    plain = optimize.capture(net, (REFERENCES["resnet"].inputs(2),))
+    plain = references.captured("resnet", None)
     assert plain.other_sizes() == [] and plain.dynamic == ({0: "batch"},)
     assert [tuple(tensor.shape) for tensor in plain.resized({"batch": 3, "height": 9})] == [(3, 3, 32, 32)]
 

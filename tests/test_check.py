@@ -24,10 +24,8 @@ from optimize.sandbox.call import Died
 from tests.test_cli import ROOT, Typed, command
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A small network as ONNX, a copy of the file, and the same with other weights."""
-    folder = tmp_path_factory.mktemp("check")
+def write_models(folder: Path, copy: str) -> tuple[Path, Path, Path]:
+    """Writes a small network as ONNX, a copy of the file by that name, and the same with other weights."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
     target, x = find_target("onnx"), torch.randn(1, 3, 16, 16)
@@ -36,7 +34,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     with torch.no_grad():
         net[4].weight.neg_()
     target.export(optimize.capture(net, (x,)), wrong)
-    return base, Path(shutil.copy(base, folder / "copy.onnx")), wrong
+    return base, Path(shutil.copy(base, folder / copy)), wrong
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    return write_models(tmp_path_factory.mktemp("check"), "copy.onnx")
 
 
 def test_two_equal_files(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -100,6 +103,7 @@ def test_mistakes_end_in_one_paragraph(files: tuple[Path, Path, Path], tmp_path:
         ((base, base, "--config", tmp_path / "bad.yaml"), "Did you mean 'max_regression'"),
         ((base, base, "--on-inconclusive", "shrug"), "--on-inconclusive"),
         ((base, base, "--json", base), "is named twice"),
+        ((base, "--baseline", tmp_path / "bad.yaml", "--json", tmp_path / "bad.yaml"), "is named twice"),
         (("--name", "net"), "--name is of a pair on the command line"),
         ((base, base, "--json", tmp_path / "o", "--junit", tmp_path / "o"), "is named twice"),
     ]

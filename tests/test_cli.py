@@ -320,6 +320,7 @@ def test_height_and_width_are_left_free_on_request(tmp_path: Path, typed: Typed)
     assert row["status"] == "measured" and row["providers"] == ["CPUExecutionProvider"]
     if missing["path"] is None:  # this ONNX Runtime has no CUDA provider: the other target has finished
         assert done.returncode == 4 and "pip install onnxruntime-gpu" in missing["reason"]
+        assert missing["status"] == "not_run"
 
 
 def test_show_prints_the_graph_before_and_after(small: Path, typed: Typed) -> None:
@@ -368,23 +369,6 @@ def test_show_says_what_a_recipe_would_do(tmp_path: Path, typed: Typed) -> None:
         assert typed("show", *words).returncode == 2
 
 
-def test_lists_name_everything(typed: Typed) -> None:
-    passes, targets = typed("passes").stdout, typed("targets").stdout
+def test_passes_are_listed(typed: Typed) -> None:
+    passes = typed("passes").stdout
     assert all(name in passes for name in ("FuseConvBN", "Reparameterize", "QuantizeStatic", "PruneChannels", "Script"))
-    assert all(name in targets for name in ("onnx", "torchscript", "tensorrt"))
-
-
-def test_help_and_import_load_nothing_heavy() -> None:
-    heavy = "torch onnx onnxruntime tensorrt tensorrt_rtx openvino torchao numpy rich pydantic"
-    check = f"import sys; import optimize; assert not set('{heavy}'.split()) & set(sys.modules), 'heavy import'"
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT).returncode == 0
-    heavy_help = (
-        "import sys, contextlib; sys.argv = ['optimize', '--help']\n"
-        "from optimize.cli import main\n"
-        "with contextlib.suppress(SystemExit): main()\n"
-        f"assert not set('{heavy}'.split()) & set(sys.modules), 'heavy import'"
-    )
-    assert subprocess.run([sys.executable, "-c", heavy_help], cwd=ROOT, capture_output=True).returncode == 0
-    backends = "onnxruntime tensorrt_rtx openvino torchao"
-    deep = f"import sys, optimize; optimize.capture; assert not set('{backends}'.split()) & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", deep], cwd=ROOT).returncode == 0

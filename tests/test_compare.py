@@ -16,7 +16,7 @@ from optimize.progress import silent
 from optimize.report import layers
 from optimize.sandbox import Answer
 from tests.measure.comparisons import edited, scaled, write_pair
-from tests.test_cli import Typed, command
+from tests.test_cli import Typed
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def test_noise_judges_no_file_that_rounds(files: tuple[Path, Path, Path], tmp_pa
     assert done.returncode == 0 and "Not judged" not in done.stdout, done.stderr
 
 
-def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_outputs_on_data(files: tuple[Path, Path, Path], tmp_path: Path, typed: Typed) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((5, 3, 32, 32), np.float32))
-    done = command("compare", *files[:2], "--data", tmp_path / "x.npy", "--threshold", 25)
+    done = typed("compare", *files[:2], "--data", tmp_path / "x.npy", "--threshold", 25)
     assert done.returncode == 0, done.stderr
     assert (
         "5 samples of" in done.stdout

@@ -1,7 +1,6 @@
 """MACs and bytes, of calls and of whole programs, against figures computed by hand and against what torch counts."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -171,15 +170,6 @@ def test_a_fixed_batch_counts_one_sample_and_the_weights_once() -> None:
     assert fixed == dataclasses.replace(free, ops=fixed.ops), "only the arithmetic on sizes differs"
 
 
-class Called(nn.Module):
-    def __init__(self, inner: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)
-
-
 WEIGHT = torch.zeros(6, 6)
 
 
@@ -188,10 +178,10 @@ WEIGHT = torch.zeros(6, 6)
     [
         (nn.RNN(6, 5, batch_first=True), 4 * 5 * (6 + 5)),
         (nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), 4 * (3 * 36 + 36 + 2 * 72) + 2 * 4 * 4 * (3 + 3)),
-        (Called(lambda x: torch.einsum("...j,jk->...k", x, WEIGHT)), 4 * 36),
-        (Called(lambda x: torch.einsum("bij,jk,kl->bil", x, WEIGHT, WEIGHT)), 2 * 4 * 36),
-        (Called(lambda x: torch.tensordot(x, WEIGHT, 1)), 4 * 36),
-        (Called(lambda x: x @ WEIGHT[0]), 4 * 6),
+        (nets.Called(lambda _, x: torch.einsum("...j,jk->...k", x, WEIGHT)), 4 * 36),
+        (nets.Called(lambda _, x: torch.einsum("bij,jk,kl->bil", x, WEIGHT, WEIGHT)), 2 * 4 * 36),
+        (nets.Called(lambda _, x: torch.tensordot(x, WEIGHT, 1)), 4 * 36),
+        (nets.Called(lambda _, x: x @ WEIGHT[0]), 4 * 6),
     ],
     ids=["rnn", "attention", "ellipsis", "three factors", "tensordot", "vector"],
 )

@@ -82,7 +82,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 70_936, 344, 492
+MOST_LINES, MOST_FILES, MOST_CLASSES = 70_730, 344, 480
 
 
 @functools.cache
@@ -187,3 +187,26 @@ def _reached(*starts: str) -> set[str]:
             above = [package] if package != "cli" else []  # its commands are lazy
             open_ends += [*_imported(_modules()[name]), *above]
     return found
+
+
+HEAVY = "torch onnx onnxruntime tensorrt tensorrt_rtx openvino torchao numpy rich pydantic"
+HELP = "sys.argv = ['optimize', '--help']\nfrom optimize.cli import main\nwith contextlib.suppress(SystemExit): main()"
+#: What is done from the lightest on, and the modules that nothing of it may have imported by then.
+LIGHT = (
+    ("import optimize", HEAVY),
+    (HELP, HEAVY),
+    ("from optimize.measure.environment import current; current()", "torch"),
+    ("from optimize.targets.tensorrt import TensorRT; TensorRT().available()", "torch onnx tensorrt tensorrt_rtx"),
+    ("import optimize.targets.onnx.runner", "torch onnx"),
+    ("import optimize.measure.worker", "torch onnx"),
+    ("import optimize.report.model, optimize.report.console", "torch"),
+    ("optimize.capture", "onnxruntime tensorrt_rtx openvino torchao"),
+)
+
+
+def test_what_is_light_imports_nothing_heavy() -> None:
+    """In one process for all: what a step has imported is there in the next."""
+    step = "{code}\nfound = set({names!r}.split()) & set(sys.modules)\nassert not found, ({code!r}, found)\n"
+    program = "import contextlib, sys\n" + "".join(step.format(code=code, names=names) for code, names in LIGHT)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Each invariant with a program that breaks it: a check that cannot fail would be none."""
 
+import functools
 import operator
 from collections.abc import Callable
 
@@ -16,6 +17,12 @@ from optimize.program import Program
 
 
 def program() -> Program:
+    """Return a small network captured, to be broken."""
+    return _captured().clone()
+
+
+@functools.cache
+def _captured() -> Program:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     return optimize.capture(net, (torch.rand(2, 3, 8, 8),))
 

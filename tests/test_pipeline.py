@@ -1,3 +1,4 @@
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -7,16 +8,23 @@ import torch
 from torch import nn
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import randomize_batch_norm
 from optimize import graph
 from optimize.errors import Refused, UsageError, VerificationFailed
 from optimize.graph import aten
 from optimize.passes.base import Exactness, Outcome, Pass, Rewrite
 from optimize.program import Program
 from optimize.recipe import read
+from tests import references
 
 
 def small() -> Program:
+    """Return a small network captured, nothing of it shared."""
+    return _small().clone()
+
+
+@functools.cache
+def _small() -> Program:
     return optimize.capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(2, 4),))
 
 
@@ -201,9 +209,7 @@ def test_a_wrong_order_is_refused_before_anything_runs() -> None:
 
 
 def test_a_step_records_what_was_done() -> None:
-    net = REFERENCES["repvgg"].build()
-    randomize_batch_norm(net, 0)
-    program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
+    program = references.captured("repvgg", 0)
     trace = optimize.Pipeline([optimize.FuseConvBN(), optimize.Reparameterize()]).run(program)
     fuse, merge = trace.steps
     assert fuse.before.ops["batch_norm"] > fuse.after.ops["batch_norm"]

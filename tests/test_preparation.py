@@ -22,19 +22,9 @@ from optimize.report.changes import tell_change
 from optimize.report.console import show
 from optimize.report.drawing import draw
 from optimize.targets.arrays import to_array
+from tests.nets import Called
 
 Build = Callable[[], nn.Module]
-
-
-class Calls(nn.Module):
-    """Whatever a function makes of its inputs."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 class Constant(nn.Module):
@@ -56,21 +46,21 @@ def twice(x: Tensor) -> tuple[Tensor, Tensor]:
 ROWS = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 #: What works, with its inputs.
 WORKS: dict[str, tuple[Build, tuple[Tensor, ...]]] = {
-    "a sum over everything": (lambda: Calls(lambda x: x.sum()), (ROWS,)),
-    "a mean over everything": (lambda: Calls(lambda x: x.mean()), (ROWS,)),
+    "a sum over everything": (lambda: Called(lambda _, x: x.sum()), (ROWS,)),
+    "a mean over everything": (lambda: Called(lambda _, x: x.mean()), (ROWS,)),
     "the identity": (nn.Identity, (ROWS,)),
-    "an input that nobody reads": (lambda: Calls(lambda x, y: x), (ROWS, ROWS)),
+    "an input that nobody reads": (lambda: Called(lambda _, x, y: x), (ROWS, ROWS)),
     "no parameters": (nn.ReLU, (ROWS,)),
-    "an output of no values": (lambda: Calls(lambda x: x[:, :0]), (ROWS,)),
+    "an output of no values": (lambda: Called(lambda _, x: x[:, :0]), (ROWS,)),
     "an input of no values": (nn.ReLU, (torch.zeros(2, 0),)),
-    "a single number": (lambda: Calls(lambda x: 2 * x), (torch.tensor(3.0),)),
-    "a single number beside samples": (lambda: Calls(lambda x, y: x * y), (ROWS, torch.tensor(3.0))),
+    "a single number": (lambda: Called(lambda _, x: 2 * x), (torch.tensor(3.0),)),
+    "a single number beside samples": (lambda: Called(lambda _, x, y: x * y), (ROWS, torch.tensor(3.0))),
     "no inputs": (Constant, ()),
-    "an input among the outputs": (lambda: Calls(lambda x: (x, x + 1)), (ROWS,)),
-    "one output twice": (lambda: Calls(twice), (ROWS,)),
-    "integers": (lambda: Calls(lambda x: x.argmax(1)), (ROWS,)),
-    "truth values": (lambda: Calls(lambda x: x > 0), (ROWS,)),
-    "not a number": (lambda: Calls(lambda x: x / 0 * 0), (ROWS,)),
+    "an input among the outputs": (lambda: Called(lambda _, x: (x, x + 1)), (ROWS,)),
+    "one output twice": (lambda: Called(lambda _, x: twice(x)), (ROWS,)),
+    "integers": (lambda: Called(lambda _, x: x.argmax(1)), (ROWS,)),
+    "truth values": (lambda: Called(lambda _, x: x > 0), (ROWS,)),
+    "not a number": (lambda: Called(lambda _, x: x / 0 * 0), (ROWS,)),
 }
 
 
@@ -154,8 +144,8 @@ REFUSED: dict[str, tuple[Build, tuple[Any, ...], str]] = {
         "layer '0' (LazyLinear) has no weights",
     ),
     "weights without values": (lambda: nn.Linear(4, 2, device="meta"), (ROWS,), "device 'meta'"),
-    "no outputs": (lambda: Calls(lambda x: ()), (ROWS,), "returns no tensor"),
-    "complex outputs": (lambda: Calls(lambda x: torch.complex(x, x)), (ROWS,), "Output 0 of the model is complex"),
+    "no outputs": (lambda: Called(lambda _, x: ()), (ROWS,), "returns no tensor"),
+    "complex outputs": (lambda: Called(lambda _, x: torch.complex(x, x)), (ROWS,), "Output 0 of the model is complex"),
     "complex inputs": (nn.Identity, (torch.complex(ROWS, ROWS),), "input is complex"),
     "no samples": (lambda: nn.Linear(4, 2), (torch.zeros(0, 4),), "no samples"),
     "no tensor": (nn.Identity, ("a",), "found str"),

@@ -39,7 +39,7 @@ Group = Literal["Model", "Data", "Passes", "Targets", "Judgement", "Timing", "Ou
 #: What says which channels go: the criteria of ``PruneChannels`` that need no training.
 CRITERIA = ("l1", "l2", "fpgm", "bn", "apoz", "activation", "taylor", "hessian", "snip", "random", "zeros")
 #: Options that name what a command reads; a baseline may be replaced by the next one.
-_READ = ("config", "data", "evaluate", "calib", "tokenizer", "recipe_file")
+_READ = ("config", "data", "evaluate", "calib", "tokenizer", "recipe_file", "baseline")
 
 
 class Option(click.Option):
@@ -99,7 +99,8 @@ class Command(click.Command):
                 )
             if names is None:
                 files.check(path)
-                files.check_apart(path, [*apart, *written])
+                replaced = str(ctx.params.get("baseline")) if name == "save_baseline" else ""
+                files.check_apart(path, [*(each for each in apart if each != replaced), *written])
                 files.check_own(path)
                 written.append(path)
             else:

@@ -8,19 +8,14 @@ import optimize
 from models import randomize_batch_norm
 from optimize.algebra import channelwise
 from optimize.program import tensor_value
+from tests.nets import Called
 
 CHANNEL = torch.linspace(-1, 2, 4, dtype=torch.float64).reshape(4, 1, 1)
 
 
-class Called(nn.Module):
-    """Calls a function of a constant and a value."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], constant: Tensor = CHANNEL) -> None:
-        super().__init__()
-        self.function, self.constant = function, nn.Parameter(constant.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.constant, x)
+def with_constant(function: Callable[[Tensor, Tensor], Tensor], constant: Tensor = CHANNEL) -> nn.Module:
+    """Return a module that calls a function of a constant and a value."""
+    return Called(lambda module, x: function(module.constant, x), constant=constant.clone())
 
 
 def read(net: nn.Module, x: Tensor) -> tuple[channelwise.Channelwise | None, optimize.Program]:
@@ -46,7 +41,7 @@ CHANNELWISE = {
 
 @pytest.mark.parametrize("name", CHANNELWISE)
 def test_what_is_read_is_what_is_computed(name: str) -> None:
-    operator, program = read(Called(CHANNELWISE[name]), X)
+    operator, program = read(with_constant(CHANNELWISE[name]), X)
     assert operator is not None and operator.axis in (None, 1)
     scale, shift = operator.along(1) or (None, None)
     assert scale is not None and shift is not None and scale.shape == (4,)
@@ -76,10 +71,10 @@ NOT_CHANNELWISE = {
 @pytest.mark.parametrize("name", NOT_CHANNELWISE)
 def test_what_is_something_else_is_not_read(name: str) -> None:
     function, constant = NOT_CHANNELWISE[name]
-    assert read(Called(function, constant.double()), X)[0] is None
+    assert read(with_constant(function, constant.double()), X)[0] is None
 
 
 def test_numbers_along_another_axis_are_not_channels() -> None:
-    operator, _ = read(Called(lambda c, x: x * c, torch.arange(6.0).double()), X)
+    operator, _ = read(with_constant(lambda c, x: x * c, torch.arange(6.0).double()), X)
     assert operator is not None and operator.axis == 3
     assert operator.along(1) is None and tensor_value(operator.source).shape[3] == 6

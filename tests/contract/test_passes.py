@@ -1,7 +1,7 @@
 """Laws over every registered pass: a new pass is tested before its author writes a test."""
 
 import dataclasses
-from functools import partial
+import functools
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def build(name: str, program: Program) -> Pass:
         **REQUIRED,
         **pictures,
         "calibration": [program.inputs],
-        "train": partial(train_once, inputs=program.inputs),
+        "train": functools.partial(train_once, inputs=program.inputs),
     }
     return cls(**{option: values[option] for option in required})
 
@@ -53,20 +53,18 @@ def subject(name: str) -> tuple[nn.Module, torch.Tensor]:
     return net.eval(), REFERENCES[name].inputs(2)
 
 
-@pytest.fixture(scope="module")
-def captured() -> dict[str, tuple[nn.Module, Program]]:
+@functools.cache
+def captured(name: str) -> tuple[nn.Module, Program]:
+    """Return a network and its program, the same for all passes: none may touch either."""
     torch.manual_seed(0)
-    found = {}
-    for name in SUBJECTS:
-        net, x = subject(name)
-        found[name] = (net, optimize.capture(net, (x,)))
-    return found
+    net, x = subject(name)
+    return net, optimize.capture(net, (x,))
 
 
 @pytest.mark.parametrize("subject_name", but_slowly(SUBJECTS, references.SAME))
 @pytest.mark.parametrize("pass_name", PASSES)
-def test_laws(pass_name: str, subject_name: str, captured: dict[str, tuple[nn.Module, Program]]) -> None:
-    net, program = captured[subject_name]
+def test_laws(pass_name: str, subject_name: str) -> None:
+    net, program = captured(subject_name)
     entry = build(pass_name, program)
     state = {key: value.clone() for key, value in net.state_dict().items()}
     text, weights = program.text(), [tensor.clone() for tensor in program.graph_module.parameters()]

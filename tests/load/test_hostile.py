@@ -238,21 +238,21 @@ def _operator(description: dict[str, Any], code: str) -> None:
     node["inputs"] = [{"name": "", "arg": {"as_string": code}, "kind": 1}]
 
 
-def _file_operator(description: dict[str, Any], code: str) -> None:
+def _file_operator(description: dict[str, Any]) -> None:
     description["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file.default"
 
 
-def _library(description: dict[str, Any], code: str) -> None:
+def _library(description: dict[str, Any]) -> None:
     description["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.load_library"
 
 
-def _tree(description: dict[str, Any], code: str) -> None:
+def _tree(description: dict[str, Any]) -> None:
     context = {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": []}
     tree = {"type": "collections.defaultdict", "context": context, "children_spec": []}
     description["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = json.dumps([1, tree])
 
 
-def _enum_tree(description: dict[str, Any], code: str) -> None:
+def _enum_tree(description: dict[str, Any]) -> None:
     context = json.dumps([{"__enum__": True, "fqn": "antigravity:x", "name": "y"}])
     tree = {"type": "builtins.dict", "context": context, "children_spec": []}
     description["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps([1, tree])
@@ -298,9 +298,7 @@ def test_expressions_of_a_pt2_are_not_read(
 
 
 @pytest.mark.parametrize(
-    "attack",
-    [_operator, _file_operator, _library, _tree, _enum_tree, _value_name, _weight_argument, _custom],
-    ids=lambda attack: attack.__name__.strip("_"),
+    "attack", [_operator, _value_name, _weight_argument, _custom], ids=lambda attack: attack.__name__.strip("_")
 )
 @pytest.mark.parametrize("code", [CODE, ESCAPED, COMMENTED], ids=["plain", "escaped", "commented"])
 def test_code_in_the_graph_of_a_pt2(
@@ -308,6 +306,16 @@ def test_code_in_the_graph_of_a_pt2(
 ) -> None:
     text = code.format(marker=marker)
     path = described(program, tmp_path / "m.pt2", lambda value: attack(value, text))
+    refused_here(path, "may be code|no exported program holds|cannot be read")
+
+
+@pytest.mark.parametrize(
+    "attack", [_file_operator, _library, _tree, _enum_tree], ids=lambda attack: attack.__name__.strip("_")
+)
+def test_a_graph_of_a_pt2_that_calls_what_it_should_not(
+    tmp_path: Path, marker: Path, program: Path, attack: Callable[[dict[str, Any]], None]
+) -> None:
+    path = described(program, tmp_path / "m.pt2", attack)
     refused_here(path, "may be code|no exported program holds|cannot be read")
 
 

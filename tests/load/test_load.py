@@ -1,7 +1,7 @@
 """Each kind of source, loaded and compared with what was saved."""
 
 import hashlib
-import subprocess
+import importlib
 import sys
 from pathlib import Path
 
@@ -55,8 +55,10 @@ def test_own_class_needs_trust_and_is_named(tmp_path: Path) -> None:
 def test_own_class_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed command does not look there by itself, as ``python -m`` does."""
     (tmp_path / "shelf_of_mine.py").write_text("from torch import nn\n\n\nclass Shelf(nn.Identity):\n    pass\n")
-    save = "import torch, shelf_of_mine; torch.save(shelf_of_mine.Shelf(), 'm.pt')"
-    subprocess.run([sys.executable, "-c", save], cwd=tmp_path, check=True)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        torch.save(importlib.import_module("shelf_of_mine").Shelf(), tmp_path / "m.pt")
+        del sys.modules["shelf_of_mine"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert type(load(tmp_path / "m.pt", trust=True).module).__name__ == "Shelf"

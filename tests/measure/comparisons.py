@@ -10,25 +10,19 @@ import torch
 from onnx import numpy_helper
 
 import optimize
-from models import REFERENCES
 from optimize.measure.feed import Asked
 from optimize.measure.layers import Distances, compare
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair
-from optimize.passes.quantize_static import QuantizeStatic
 from optimize.registry import find_target
 from tests import references
 
 
 def write_pair(name: str, folder: Path) -> tuple[Path, Path]:
     """Writes a reference network, BatchNorm folded, as float and as INT8 ONNX."""
-    program, _ = optimize.FuseConvBN().apply(references.captured(name))
-    target = find_target("onnx")
     paths = folder / f"{name}.onnx", folder / f"{name}.int8.onnx"
-    target.export(program, paths[0])
-    data = [REFERENCES[name].inputs(8, seed) for seed in (1, 2)]
-    program, _ = QuantizeStatic(calibration=data, calibrator="minmax").apply(program)
-    target.export(program, paths[1])
+    for program, path in zip((references.folded(name), references.int8(name)), paths, strict=True):
+        find_target("onnx").export(program, path)
     return paths
 
 

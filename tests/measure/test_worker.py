@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import optimize
 from optimize import regular
 from optimize.errors import Refused
 from optimize.measure import worker
@@ -341,12 +337,6 @@ def test_the_clocks_step() -> None:
         return readings[-1] + 0.25 * (len(readings) // 4)
 
     assert clock_step_s(clock) in (0.25, 0.5)
-
-
-def test_worker_needs_no_torch_for_files_of_other_runtimes() -> None:
-    program = "import sys, optimize.measure.worker; print('torch' in sys.modules, 'onnx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
-    assert done.stdout.split() == ["False", "False"] and optimize.__name__ == "optimize"
 
 
 def test_a_failure_in_torchscript_is_told_by_its_cause() -> None:

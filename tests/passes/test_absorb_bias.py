@@ -6,9 +6,8 @@ from torch import nn
 
 import optimize
 from optimize.passes.absorb_bias import MAKERS, AbsorbBias
-from optimize.program import Program
 from optimize.quantization import links
-from optimize.quantization.simulation import simulated_db
+from tests.passes.test_equalize_channels import deployed_db
 
 
 def images(count: int = 16, seed: int = 0) -> torch.Tensor:
@@ -23,11 +22,6 @@ def net(*middle: nn.Module, padding: int = 0) -> nn.Sequential:
     return made
 
 
-def quantized_db(program: Program, reference: Program) -> float:
-    quantized, _ = optimize.QuantizeStatic(calibration=[images(16, 1)], calibrator="mse").apply(program)
-    return simulated_db(quantized, [(images(16, 7),)], reference=reference)
-
-
 @pytest.mark.parametrize("middle", [(), (nn.ReLU(),)], ids=["nothing", "relu"])
 def test_a_high_bias_is_absorbed(middle: tuple[nn.Module, ...]) -> None:
     program = optimize.capture(net(*middle), (images(2),))
@@ -37,7 +31,7 @@ def test_a_high_bias_is_absorbed(middle: tuple[nn.Module, ...]) -> None:
     learned = data[0::2]
     wanted, got = program.run((learned,))[0], changed.run((learned,))[0]
     assert float((wanted - got).abs().max()) < 1e-5 * float(wanted.abs().max()), "on the data nothing is clipped"
-    assert quantized_db(changed, program) > quantized_db(program, program) + 1
+    assert deployed_db(changed, program, images) > deployed_db(program, program, images) + 1
 
 
 @pytest.mark.parametrize("middle, padding", [((nn.ReLU(),), 1), ((nn.ReLU(), nn.ZeroPad2d(1)), 0)], ids=["conv", "pad"])

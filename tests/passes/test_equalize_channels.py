@@ -234,7 +234,15 @@ def captured(build: Callable[[], nn.Module]) -> tuple[nn.Module, Program]:
     return net, optimize.capture(net, (images(2),))
 
 
-def deployed_db(program: Program, reference: Program) -> float:
+def uneven() -> Program:
+    """Return a chain captured whose channels are of very different width."""
+    torch.manual_seed(0)
+    net = chain(nn.ReLU()).eval()
+    unequal(net[0], net[2])
+    return optimize.capture(net, (images(2),))
+
+
+def deployed_db(program: Program, reference: Program, images: Callable[[int, int], torch.Tensor] = images) -> float:
     """Quantize as a user does and simulate on samples that nothing was learned from."""
     quantized, _ = optimize.QuantizeStatic(calibration=[images(16, 1)], calibrator="mse").apply(program)
     return simulated_db(quantized, [(images(16, 7),)], reference=reference)
@@ -335,10 +343,7 @@ def test_no_value_on_the_way_gets_a_larger_step(build: Callable[[], nn.Module]) 
 
 
 def test_near_answers_need_no_help() -> None:
-    torch.manual_seed(0)
-    net = chain(nn.ReLU()).eval()
-    unequal(net[0], net[2])
-    program, data = optimize.capture(net, (images(2),)), [images(16, 0), images(16, 1)]
+    program, data = uneven(), [images(16, 0), images(16, 1)]
     far = EqualizeChannels(data, unless_near=True).apply(program)[1]
     assert len(far.rewrites) == 1
     torch.manual_seed(5)
@@ -355,10 +360,7 @@ def test_a_net_that_gains_nothing_is_returned_as_it_was() -> None:
 
 
 def test_it_runs_once_and_never_on_a_quantized_program() -> None:
-    torch.manual_seed(0)
-    net = chain(nn.ReLU()).eval()
-    unequal(net[0], net[2])
-    program = optimize.capture(net, (images(2),))
+    program = uneven()
     entry = EqualizeChannels([images()])
     changed, outcome = entry.apply(program)
     assert outcome.rewrites and entry.apply(changed)[0] is changed
@@ -377,18 +379,12 @@ def test_bad_calibration_data_is_refused(data: list[torch.Tensor], message: str)
 
 
 def test_one_sample_judges_itself_and_says_so() -> None:
-    torch.manual_seed(0)
-    net = chain(nn.ReLU()).eval()
-    unequal(net[0], net[2])
-    _, outcome = EqualizeChannels([images(1)]).apply(optimize.capture(net, (images(2),)))
+    _, outcome = EqualizeChannels([images(1)]).apply(uneven())
     assert "the same samples" in outcome.notes[0]
 
 
 def test_a_variant_holds_it_and_float_does_not() -> None:
-    torch.manual_seed(0)
-    net = chain(nn.ReLU()).eval()
-    unequal(net[0], net[2])
-    program, data = optimize.capture(net, (images(2),)), [images()]
+    program, data = uneven(), [images()]
     quantize = optimize.QuantizeStatic(calibration=data, calibrator="mse")
     plain, int8, half = transform(program, [EqualizeChannels(data), quantize, optimize.CastFP16()])
     assert [step.pass_name for step in int8.steps] == ["EqualizeChannels", "QuantizeStatic"]

@@ -11,6 +11,7 @@ import optimize
 from optimize.passes.base import Outcome
 from optimize.program import Program
 from tests import nets
+from tests.nets import Called
 
 CHANNELS = 12
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -150,16 +151,12 @@ def test_channels_last_and_strided_values() -> None:
 
 
 def test_scales_shifts_and_clamps_belong_to_the_chain() -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.clip = nn.Conv2d(8, CHANNELS, 3), nn.BatchNorm2d(CHANNELS), nn.Hardtanh()
-            self.move = nn.Parameter(torch.linspace(-1, 1, CHANNELS).reshape(1, -1, 1, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return StraightThrough.apply(self.clip(self.norm(0.5 * self.conv(x)) - self.move))
-
-    _, fused, _ = fuse(tied(Shifted()), binary(3, 8, 13, 11))
+    net = Called(
+        lambda m, x: StraightThrough.apply(m.clip(m.norm(0.5 * m.conv(x)) - m.move)),
+        conv=nn.Conv2d(8, CHANNELS, 3), norm=nn.BatchNorm2d(CHANNELS), clip=nn.Hardtanh(),
+        move=torch.linspace(-1, 1, CHANNELS).reshape(1, -1, 1, 1),
+    )  # fmt: skip
+    _, fused, _ = fuse(tied(net), binary(3, 8, 13, 11))
     assert set(fused.stats().ops) <= {"conv2d", "ge", "where", "scalar_tensor"}
 
 

@@ -1,6 +1,6 @@
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -16,6 +16,7 @@ from models import randomize_batch_norm
 from optimize.distances import output_error
 from optimize.program import Program
 from tests import nets
+from tests.nets import Called
 
 CONVOLUTIONS = {
     (1, False): (nn.Conv1d, nn.BatchNorm1d),
@@ -125,19 +126,6 @@ def test_folding_into_the_layer_behind_is_exact_over_the_grid(
     )
     shape = (2, 4, *(12, 10, 11)[:dims])
     check(net, shape, [f"batch_norm folded into conv{dims}d"], torch.float64 if double else torch.float32)
-
-
-class Called(nn.Module):
-    """Calls a function of a module and a value, with parameters for the function to use."""
-
-    def __init__(self, function: Callable[..., Tensor], **layers: nn.Module | Tensor) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            setattr(self, name, nn.Parameter(layer) if isinstance(layer, Tensor) else layer)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def check(

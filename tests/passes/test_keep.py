@@ -1,6 +1,7 @@
 """What the user keeps in float stays there: in every pass that chooses a precision, and in the deployed file."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ class Net(nn.Module):
 
 
 def captured() -> Program:
+    """Return ``Net`` captured, nothing of it shared."""
+    return _captured().clone()
+
+
+@functools.cache
+def _captured() -> Program:
     torch.manual_seed(0)
     return optimize.capture(Net().eval(), (DATA[:2],))
 

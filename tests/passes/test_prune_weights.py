@@ -12,6 +12,7 @@ from optimize.frontend import capture
 from optimize.passes.prune_weights import PruneWeights
 from optimize.program import Program
 from tests import references
+from tests.nets import Called
 from tests.slow import but_slowly
 
 torch.set_num_threads(1)
@@ -78,15 +79,8 @@ def test_biases_norms_and_the_given_program_stay() -> None:
 
 
 def test_a_shared_weight_counts_once() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(self.layer(x))
-
-    sparse, outcome = PruneWeights(0.5).apply(capture(Twice().eval(), (torch.rand(2, 6),)))
+    net = Called(lambda m, x: m.layer(m.layer(x)), layer=nn.Linear(6, 6))
+    sparse, outcome = PruneWeights(0.5).apply(capture(net.eval(), (torch.rand(2, 6),)))
     assert [entry.what for entry in outcome.rewrites] == ["18 of 36 weights zero"]
     assert len(weights(sparse)) == 1
 

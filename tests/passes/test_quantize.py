@@ -4,7 +4,7 @@ from torch import nn
 
 import optimize
 from models import REFERENCES
-from optimize.errors import Refused, UsageError
+from optimize.errors import UsageError
 from tests import references
 
 
@@ -46,24 +46,6 @@ def test_recurrent_layers_are_reported_by_static_and_convolutions_by_dynamic() -
     assert {rewrite.what for rewrite in outcome.rewrites} == {"lstm to dynamic int8", "linear to dynamic int8"}
     _, outcome = optimize.QuantizeDynamic().apply(conv_net())
     assert [(skip.op, skip.where) for skip in outcome.skips] == [("conv2d", "0")]
-
-
-@pytest.mark.parametrize(
-    "batches, message",
-    [
-        ([], "calibration data is empty"),
-        ([torch.full((2, 1, 8, 8), float("nan"))], "not finite at 'input_1'"),
-        ([torch.rand(2, 3, 8, 8)], "must have shape"),
-    ],
-)
-def test_bad_calibration_data_is_refused(batches: list[torch.Tensor], message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        optimize.QuantizeStatic(calibration=batches).apply(conv_net())
-
-
-def test_a_generator_is_refused_because_it_is_read_twice() -> None:
-    with pytest.raises(UsageError, match="re-iterable"):
-        optimize.QuantizeStatic(calibration=(torch.rand(1) for _ in range(2)))
 
 
 def test_the_name_of_a_file_is_no_data() -> None:

@@ -178,8 +178,7 @@ def test_a_batch_norm_behind_the_block_goes_in_either_order(fuse_first: bool) ->
 
 
 def test_blocks_named_in_leave_stay() -> None:
-    net = REFERENCES["repvgg"].build()
-    program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
+    program = references.captured("repvgg", None)
     everything, _ = optimize.Reparameterize().apply(program)
     merged, outcome = optimize.Reparameterize(leave=("blocks.1",)).apply(program)
     assert merged.stats().ops["conv2d"] == everything.stats().ops["conv2d"] + 1
@@ -229,15 +228,9 @@ def test_unequal_padding_and_cropping_are_written_back_exactly() -> None:
 def test_reading_a_long_chain_takes_time_in_proportion() -> None:
     """Hundreds of summands: neither the recursion limit nor quadratic kernels."""
 
-    class Long(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = nn.ModuleList(nn.Conv2d(2, 2, 1, bias=False) for _ in range(120))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return sum(conv(x) for conv in self.convs)
-
-    program = optimize.capture(Long().eval(), (torch.randn(2, 2, 3, 3),))
+    convs = nn.ModuleList(nn.Conv2d(2, 2, 1, bias=False) for _ in range(120))
+    net = nets.Called(lambda m, x: sum(conv(x) for conv in m.convs), convs=convs)
+    program = optimize.capture(net.eval(), (torch.randn(2, 2, 3, 3),))
     merged, _ = optimize.Reparameterize().apply(program)
     assert dict(merged.stats().ops) == {"conv2d": 1}
 
@@ -298,16 +291,11 @@ def test_layers_on_one_sample_and_vectors_are_left_alone() -> None:
 
 
 def test_products_with_constant_matrices_merge_like_linear_layers() -> None:
-    class Adapter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = nn.Linear(6, 6)
-            self.down, self.up = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + (x @ self.down.T @ self.up.T) * 0.5
-
-    assert operators_left(Adapter(), torch.randn(2, 5, 6))[0] == {"linear": 1}
+    net = nets.Called(
+        lambda m, x: m.base(x) + (x @ m.down.T @ m.up.T) * 0.5,
+        base=nn.Linear(6, 6), down=torch.randn(2, 6), up=torch.randn(6, 2),
+    )  # fmt: skip
+    assert operators_left(net, torch.randn(2, 5, 6))[0] == {"linear": 1}
 
 
 def test_merged_weights_that_overflow_are_a_reason_to_stay() -> None:
@@ -322,8 +310,7 @@ def test_merged_weights_that_overflow_are_a_reason_to_stay() -> None:
 
 
 def test_a_path_to_leave_that_names_no_block_is_refused() -> None:
-    net = REFERENCES["repvgg"].build()
-    program = optimize.capture(net.eval(), (REFERENCES["repvgg"].inputs(2),))
+    program = references.captured("repvgg", None)
     with pytest.raises(UsageError, match=r"no block of branches is at 'blocks\.l'\.\nDid you mean 'blocks"):
         optimize.Reparameterize(leave=("blocks.l",)).apply(program)
 

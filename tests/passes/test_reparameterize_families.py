@@ -1,15 +1,10 @@
 """Every published block merges to what its authors' own conversion leaves, exactly; what is not equal is left alone."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +14,7 @@ from optimize import graph
 from optimize.frontend import capture
 from optimize.passes.base import Pass
 from optimize.program import Program
+from tests import fresh
 from tests.families import FAMILIES, TOLERANCE, BNAndPad, Concat, Parallel, assert_equal, conv_bn, randomized
 from tests.slow import but_slowly
 
@@ -279,37 +275,15 @@ def test_a_large_identity_is_flagged_as_hard_to_quantize(
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
-_FRESH = """
-import json, sys
-import numpy as np, onnxruntime, torch
-def run(path, x):
-    if path.endswith(".onnx"):
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        return session.run(None, {session.get_inputs()[0].name: x})[0]
-    return torch.jit.load(path)(torch.from_numpy(x)).detach().numpy()
-for path, x, y in json.load(sys.stdin):
-    np.save(y, run(path, np.load(x)))
-assert "optimize" not in sys.modules
-"""
-
 
 def test_merged_blocks_answer_the_same_in_a_fresh_process(tmp_path: Path) -> None:
-    work, expected = [], {}
+    asked, wanted = [], []
     for name in ("repvgg", "dbb", "repmixer"):
         family = FAMILIES[name]
         block, x = family.block(), family.inputs(3)
         merged, _ = apply(ORDERS[0], capture(block, (family.inputs(2),)))
-        np.save(tmp_path / f"{name}.npy", x.numpy())
         for suffix, target in ((".onnx", "onnx"), (".pt", "torchscript")):
-            path, answer = tmp_path / f"{name}{suffix}", str(tmp_path / f"{name}{suffix}.npy")
-            optimize.export(merged, target, path)
-            work.append((str(path), str(tmp_path / f"{name}.npy"), answer))
-            expected[answer] = block(x).detach()
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", _FRESH],
-        input=json.dumps(work), text=True, capture_output=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for answer, want in expected.items():
-        assert_equal(want, torch.from_numpy(np.load(answer)))
+            asked.append((optimize.export(merged, target, tmp_path / f"{name}{suffix}").path, x))
+            wanted.append(block(x).detach())
+    for want, found in zip(wanted, fresh.answers(tmp_path, asked), strict=True):
+        assert_equal(want, found)

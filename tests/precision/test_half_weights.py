@@ -1,5 +1,8 @@
 """Weights on the grid of a 16-bit float type with the data in view, of float programs and of those with integers."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 from torch import fx, nn
@@ -9,6 +12,7 @@ from optimize import graph, ops
 from optimize.program import Program
 from optimize.quantization.batches import FlatBatches
 from optimize.quantization.weights import give_back, restore, round_to_half
+from tests.nets import Called
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -31,6 +35,12 @@ def images(count: int, seed: int) -> torch.Tensor:
 
 
 def captured() -> Program:
+    """Return ``Net`` captured, nothing of it shared."""
+    return _captured().clone()
+
+
+@functools.cache
+def _captured() -> Program:
     torch.manual_seed(0)
     return optimize.capture(Net().eval(), (images(2, 1),))
 
@@ -116,24 +126,23 @@ def test_weights_near_the_types_largest_are_left_alone(size: float, dtype: torch
 
 
 def test_a_weight_that_two_calls_share_stays_as_it_is() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(self.layer(x))
-
     data = images(64, 2).mean((2, 3))
-    program = optimize.capture(Twice().eval(), (data[:2],))
+    program = optimize.capture(Called(lambda m, x: m.layer(m.layer(x)), layer=nn.Linear(4, 4)).eval(), (data[:2],))
     plain = state(program)
     rounded(program, torch.bfloat16, data)
     assert same(program, plain)
 
 
-def quantized(data: torch.Tensor) -> Program:
-    """Return a program with its convolutions in integers, and the head given back to float."""
-    program = optimize.QuantizeStatic(calibration=[data], spare=0, cpu="vnni").apply(captured())[0]
+def quantized() -> Program:
+    """Return a program with its convolutions in integers, and the head given back to float; nothing of it shared."""
+    program = _quantized()
+    assert program.unquantized is not None
+    return dataclasses.replace(program.clone(), unquantized=program.unquantized.clone())
+
+
+@functools.cache
+def _quantized() -> Program:
+    program = optimize.QuantizeStatic(calibration=[images(64, 2)], spare=0, cpu="vnni").apply(captured())[0]
     return give_back(program, {layers(program)["head"].name: "it is small"})
 
 
@@ -145,7 +154,7 @@ def step_of(program: Program, layer: str) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", HALVES)
 def test_integers_keep_their_grid_and_the_float_weights_behind_them_are_rounded(dtype: torch.dtype) -> None:
     data = images(64, 2)
-    program = quantized(data)
+    program = quantized()
     plain, before = state(program), program.unquantized
     assert before is not None
     was = state(before)
@@ -166,7 +175,7 @@ def test_integers_keep_their_grid_and_the_float_weights_behind_them_are_rounded(
 @pytest.mark.parametrize("entry", [optimize.CastFP16, optimize.CastBF16])
 def test_a_layer_given_back_after_the_cast_has_weights_of_the_type(entry: type[optimize.CastFP16]) -> None:
     data = images(64, 2)
-    program = quantized(data)
+    program = quantized()
     plain, behind = state(program), program.unquantized
     assert behind is not None
     was = state(behind)

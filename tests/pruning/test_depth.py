@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -61,8 +62,18 @@ def captured(net: nn.Module, *shape: int) -> optimize.Program:
 IMAGES = torch.rand(96, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
 
-def shallow(net: nn.Module, ratio: float = 0.5, data: torch.Tensor = IMAGES, **options: Any) -> optimize.Program:
-    program = optimize.capture(net, (data[:2],))
+@functools.cache
+def captured_blocks() -> optimize.Program:
+    """Return ``blocks`` captured, for passes: they change a copy."""
+    torch.manual_seed(0)
+    return optimize.capture(blocks(), (IMAGES[:2],))
+
+
+def shallow(
+    net: nn.Module | optimize.Program, ratio: float = 0.5, data: torch.Tensor = IMAGES, **options: Any
+) -> optimize.Program:
+    """Return a network of fewer layers, made of a module or of a program."""
+    program = net if isinstance(net, optimize.Program) else optimize.capture(net, (data[:2],))
     return optimize.ReduceDepth(ratio, calibration=[data], **options).apply(program)[0]
 
 
@@ -239,9 +250,7 @@ def test_blocks_of_a_transformer_go_with_their_attention() -> None:
 
 
 def test_what_was_asked_goes() -> None:
-    torch.manual_seed(0)
-    net = blocks()
-    program = optimize.capture(net, (IMAGES[:2],))
+    program = captured_blocks()
     for of, ratio in (("macs", 0.4), ("params", 0.5)):
         thin, outcome = optimize.ReduceDepth(ratio, of=of, calibration=[IMAGES]).apply(program)  # type: ignore[arg-type]
         stats = (program.stats(), thin.stats())
@@ -251,8 +260,7 @@ def test_what_was_asked_goes() -> None:
 
 
 def test_time_is_what_the_layers_take() -> None:
-    torch.manual_seed(0)
-    net = blocks()
+    net = captured_blocks()
     times = dict.fromkeys(("0", *(f"{block}.body.{layer}" for block in (1, 2, 3) for layer in (0, 3, 6)), "6"), 1e-6)
     thin = shallow(net, 0.25, of="time", times=times | {"1.body.3": 1e-4})
     assert not any(node.meta.get("nn_module_stack") and "1.body.3" in node.name for node in thin.graph.nodes)
@@ -262,8 +270,7 @@ def test_time_is_what_the_layers_take() -> None:
 
 
 def test_what_is_intact_stays() -> None:
-    torch.manual_seed(0)
-    net = blocks()
+    net = captured_blocks()
     thin = shallow(net, 0.6, intact=("1", "2"))
     names = {name.split(".")[0] for name, _ in thin.graph_module.named_parameters() if ".body." in name}
     assert {"1", "2"} <= names
@@ -272,8 +279,7 @@ def test_what_is_intact_stays() -> None:
 
 
 def test_data_is_needed_and_nothing_is_nothing() -> None:
-    torch.manual_seed(0)
-    program = captured(blocks(), 3, 12, 12)
+    program = captured_blocks()
     made_up = optimize.data.Samples("made up", lambda: iter(()), synthetic=True)
     with pytest.raises(UsageError, match="fits layers to your data"):
         optimize.ReduceDepth(0.5, calibration=made_up).apply(program)
@@ -286,6 +292,14 @@ def test_data_is_needed_and_nothing_is_nothing() -> None:
     other = captured(lstm, 5, 4)
     same, outcome = optimize.ReduceDepth(0.5, calibration=[torch.rand(8, 5, 4)]).apply(other)
     assert same is other and outcome.notes == ("No segment of the network can be one layer and save something.",)
+
+
+@functools.cache
+def thin() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Return a network and the state of its copy with a layer for a block."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Block(16, 16)).eval()
+    return net, optimize.narrow(net, shallow(net, 0.3)).state_dict()
 
 
 @pytest.mark.parametrize(
@@ -304,9 +318,7 @@ def test_data_is_needed_and_nothing_is_nothing() -> None:
     ],
 )
 def test_weights_that_say_nonsense_are_refused(change: dict[str, torch.Tensor]) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Block(16, 16))
-    state = optimize.narrow(net.eval(), shallow(net, 0.3)).state_dict()
+    net, state = thin()
     assert "1.stands_for" in state
     with pytest.raises(Refused):
         again, _ = weights.narrowed(net, {**state, **change})

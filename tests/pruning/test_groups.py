@@ -6,6 +6,7 @@ from torch import nn
 from optimize.frontend import capture
 from optimize.pruning.groups import Group, dependencies
 from tests import references
+from tests.nets import Called
 
 
 def groups(net: nn.Module, *shape: int) -> list[tuple[int, list[str], bool]]:
@@ -33,27 +34,19 @@ def test_a_depthwise_convolution_belongs_to_its_input() -> None:
 
 
 def test_one_weight_read_twice_is_one_group() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.twice, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.twice(self.twice(self.stem(x)).relu()))
-
-    assert groups(Twice(), 4) == [(6, ["linear", "linear_1", "linear_2"], False), (2, ["linear_3"], True)]
+    net = Called(
+        lambda m, x: m.head(m.twice(m.twice(m.stem(x)).relu())),
+        stem=nn.Linear(4, 6), twice=nn.Linear(6, 6), head=nn.Linear(6, 2),
+    )  # fmt: skip
+    assert groups(net, 4) == [(6, ["linear", "linear_1", "linear_2"], False), (2, ["linear_3"], True)]
 
 
 def test_one_weight_read_with_a_fixed_and_a_free_input_is_fixed() -> None:
-    class Siamese(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.shared, self.head = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.shared(x) + self.shared(self.stem(x)))
-
-    assert groups(Siamese(), 4) == [
+    net = Called(
+        lambda m, x: m.head(m.shared(x) + m.shared(m.stem(x))),
+        stem=nn.Linear(4, 4), shared=nn.Linear(4, 6), head=nn.Linear(6, 2),
+    )  # fmt: skip
+    assert groups(net, 4) == [
         (6, ["linear", "linear_2"], False),
         (4, ["linear_1"], True),
         (2, ["linear_3"], True),

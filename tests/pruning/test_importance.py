@@ -10,6 +10,7 @@ from optimize.program import Program
 from optimize.pruning.budget import most
 from optimize.pruning.groups import dependencies
 from optimize.pruning.importance import filters, importance, rank_by_weights, round_down
+from tests.nets import Called
 
 
 def scores(program: Program) -> torch.Tensor:
@@ -39,15 +40,11 @@ def test_closed_form_of_one_layer() -> None:
 
 
 def test_two_layers_have_the_same_say_whatever_their_scale() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.head = with_rows(1, 2, 3)[0], with_rows(300, 200, 100)[0], nn.Conv2d(3, 2, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.left(x) + self.right(x))
-
-    found = scores(capture(Sum().eval(), (X,)))
+    net = Called(
+        lambda m, x: m.head(m.left(x) + m.right(x)),
+        left=with_rows(1, 2, 3)[0], right=with_rows(300, 200, 100)[0], head=nn.Conv2d(3, 2, 1),
+    )  # fmt: skip
+    found = scores(capture(net.eval(), (X,)))
     expected = torch.tensor([10.0, 8.0, 10.0], dtype=torch.float64) * 3 / 14
     assert torch.allclose(found, expected.sqrt(), rtol=1e-6)
 

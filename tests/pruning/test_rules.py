@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from optimize.frontend import capture
 from optimize.passes.prune_channels import PruneChannels
 from optimize.pruning.groups import dependencies
+from tests.nets import Called
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "group_norm": (lambda y: functional.group_norm(y, 2), "group_norm '.*', which channel pruning does not follow"),
@@ -103,27 +104,15 @@ def test_batch_statistics() -> None:
 
 
 def test_a_sum_with_the_input() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(x + self.first(x))
-
-    assert "combines them with a value of fixed width" in reasons(Net(), (4, 8, 8))["conv2d"]
+    net = Called(lambda m, x: m.second(x + m.first(x)), first=nn.Conv2d(4, 4, 3, padding=1), second=nn.Conv2d(4, 2, 1))
+    assert "combines them with a value of fixed width" in reasons(net, (4, 8, 8))["conv2d"]
 
 
 def test_joined_with_a_free_size() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(3, 8, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([self.first(x).mean((0, 2, 3)), x.mean((1, 2, 3))]).sum()
-
-    assert "cat 'cat', which joins them with a value of free size" in reasons(Net(), (3, 8, 8))["conv2d"]
+    net = Called(
+        lambda m, x: torch.cat([m.first(x).mean((0, 2, 3)), x.mean((1, 2, 3))]).sum(), first=nn.Conv2d(3, 8, 1)
+    )
+    assert "cat 'cat', which joins them with a value of free size" in reasons(net, (3, 8, 8))["conv2d"]
 
 
 def test_features_read_as_space() -> None:
@@ -139,29 +128,21 @@ def test_two_axes_of_features_merged() -> None:
 
 
 def test_a_sum_with_a_joined_input_fixes_that_part_only() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part, self.whole, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 11, 1), nn.Conv2d(11, 2, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.cat([x, self.part(x)], 1) + self.whole(x))
-
-    groups = dependencies(capture(Net().eval(), (torch.rand(2, 3, 8, 8),))).groups
+    net = Called(
+        lambda m, x: m.head(torch.cat([x, m.part(x)], 1) + m.whole(x)),
+        part=nn.Conv2d(3, 8, 1), whole=nn.Conv2d(3, 11, 1), head=nn.Conv2d(11, 2, 1),
+    )  # fmt: skip
+    groups = dependencies(capture(net.eval(), (torch.rand(2, 3, 8, 8),))).groups
     assert [(len(group.channels), group.why_fixed != "") for group in groups] == [(8, False), (3, True), (2, True)]
     assert "joins a value of fixed width" in groups[1].why_fixed
 
 
 def test_a_weight_read_as_kernel_and_as_features() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.features, self.head = nn.Conv1d(3, 4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.features(x) + self.conv.weight.mean((0, 1))).sum(1) + self.conv(x).sum(1)
-
-    assert "conv1d 'conv', which takes them as a kernel" in reasons(Net(), (3, 6))["linear"]
+    net = Called(
+        lambda m, x: m.head(m.features(x) + m.conv.weight.mean((0, 1))).sum(1) + m.conv(x).sum(1),
+        conv=nn.Conv1d(3, 4, 6), features=nn.Linear(6, 6), head=nn.Linear(6, 2),
+    )  # fmt: skip
+    assert "conv1d 'conv', which takes them as a kernel" in reasons(net, (3, 6))["linear"]
 
 
 def test_a_weight_read_depthwise_and_densely() -> None:

@@ -1,5 +1,6 @@
 """The cache: the same bits back for the same weights and data, and never for others."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,14 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3)).eval()
 
 
-def captured(module: nn.Module) -> optimize.Program:
+def capture(module: nn.Module) -> optimize.Program:
     return optimize.capture(module, (torch.randn(2, 3, 8, 8),))
+
+
+@functools.cache
+def captured() -> optimize.Program:
+    """Return ``net`` captured, for passes and watching, which leave it as it is."""
+    return capture(net())
 
 
 DATA = torch.randn(300, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -30,7 +37,7 @@ def key(program: optimize.Program, *batches: torch.Tensor) -> str:
 
 
 def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    program = captured(net())
+    program = captured()
     observations = watch(program, FlatBatches(program, [1e30 * DATA[:50], 1e-30 * DATA[:9]]))
     cache.save(tmp_path / "new" / "folder", "key", observations)
     found = cache.load(tmp_path / "new" / "folder", "key")
@@ -39,16 +46,16 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_key_is_that_of_graph_weights_and_data() -> None:
-    program, module = captured(net()), net()
+    program, module = capture(net()), net()
     known = key(program, DATA)
-    assert key(captured(net()), *DATA.split(7)) == known, "batches make no difference"
+    assert key(capture(net()), *DATA.split(7)) == known, "batches make no difference"
     with torch.no_grad():
         module[2].bias[0] += 1e-6
     other_data = DATA.clone()
     other_data[299, 2, 7, 7] += 1e-6
     other_graph = nn.Sequential(*net()[:4], nn.ReLU(), net()[4])
-    keys = {known, key(captured(module), DATA), key(program, other_data), key(program, DATA[:299])}
-    assert len(keys | {key(captured(other_graph), DATA), key(program, DATA.flip(0))}) == 6
+    keys = {known, key(capture(module), DATA), key(program, other_data), key(program, DATA[:299])}
+    assert len(keys | {key(capture(other_graph), DATA), key(program, DATA.flip(0))}) == 6
 
 
 def test_a_buffer_that_is_not_saved_counts_too() -> None:
@@ -84,10 +91,10 @@ class Passes:
         monkeypatch.setattr(fx.Interpreter, "run_node", counted)
 
 
-def quantize(folder: Path, module: nn.Module, data: torch.Tensor, **options: object) -> tuple:
+def quantize(folder: Path, data: torch.Tensor, program: optimize.Program | None = None, **options: object) -> tuple:
     step = optimize.QuantizeStatic(calibration=[data], cache=str(folder), **options)
-    program, outcome = step.apply(captured(module))
-    return program, any("read from the cache" in note for note in outcome.notes)
+    quantized, outcome = step.apply(program or captured())
+    return quantized, any("read from the cache" in note for note in outcome.notes)
 
 
 def weights(program: optimize.Program) -> list[torch.Tensor]:
@@ -97,38 +104,38 @@ def weights(program: optimize.Program) -> list[torch.Tensor]:
 def test_the_same_data_gives_the_same_table_without_running_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, known = quantize(tmp_path, net(), DATA, calibrator="mse", spare=0)
+    first, known = quantize(tmp_path, DATA, calibrator="mse", spare=0)
     assert not known and len(list(tmp_path.iterdir())) == 1
     passes = Passes(monkeypatch)
-    second, known = quantize(tmp_path, net(), DATA, calibrator="mse", spare=0)
+    second, known = quantize(tmp_path, DATA, calibrator="mse", spare=0)
     assert known and 0 < passes.samples <= 64
     assert first.quantization == second.quantization
     assert all(map(torch.equal, weights(first), weights(second)))
     passes.samples = 0
-    third, known = quantize(tmp_path, net(), DATA, calibrator="minmax", rounding="nearest", bits=4, spare=0)
+    third, known = quantize(tmp_path, DATA, calibrator="minmax", rounding="nearest", bits=4, spare=0)
     assert known and passes.samples <= 64, "statistics serve every rule"
     assert third.quantization.ranges != first.quantization.ranges
 
 
 def test_auto_reads_a_few_samples_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = quantize(tmp_path, net(), DATA, spare=0)
+    first, _ = quantize(tmp_path, DATA, spare=0)
     passes = Passes(monkeypatch)
-    second, known = quantize(tmp_path, net(), DATA, spare=0)
+    second, known = quantize(tmp_path, DATA, spare=0)
     assert known and passes.samples <= 64 + 64 + 16
     assert first.quantization == second.quantization
 
 
 def test_changed_weights_and_changed_data_are_watched_anew(tmp_path: Path) -> None:
-    quantize(tmp_path, net(), DATA)
+    quantize(tmp_path, DATA)
     module = net()
     with torch.no_grad():
         module[0].weight *= 2
-    other, known = quantize(tmp_path, module, DATA)
+    other, known = quantize(tmp_path, DATA, capture(module))
     assert not known
-    before = quantize(tmp_path, net(), DATA)[0].quantization.ranges["relu"]
+    before = quantize(tmp_path, DATA)[0].quantization.ranges["relu"]
     assert other.quantization.ranges["relu"].high > 1.5 * before.high
-    assert not quantize(tmp_path, net(), DATA * 2)[1]
-    assert quantize(tmp_path, net(), DATA)[1]
+    assert not quantize(tmp_path, DATA * 2)[1]
+    assert quantize(tmp_path, DATA)[1]
 
 
 def _cut(content: bytes) -> bytes:
@@ -144,17 +151,17 @@ def _flipped(content: bytes) -> bytes:
     "damage", [_cut, _flipped, lambda _: b"", lambda _: b"PK\x03\x04 nonsense", lambda _: b"x" * 999]
 )
 def test_a_damaged_file_is_not_used(tmp_path: Path, damage: object) -> None:
-    first, _ = quantize(tmp_path, net(), DATA)
+    first, _ = quantize(tmp_path, DATA)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    second, known = quantize(tmp_path, net(), DATA)
+    second, known = quantize(tmp_path, DATA)
     assert not known
     assert second.quantization == first.quantization
-    assert quantize(tmp_path, net(), DATA)[1], "it was written anew"
+    assert quantize(tmp_path, DATA)[1], "it was written anew"
 
 
 def test_data_that_ranges_settle_on_is_not_kept(tmp_path: Path) -> None:
     repeated = DATA[:32].repeat(20, 1, 1, 1)
-    program, known = quantize(tmp_path, net(), repeated, until_settled=True)
+    program, known = quantize(tmp_path, repeated, until_settled=True)
     assert not known and not list(tmp_path.iterdir())
     assert program.quantization.calibration.samples < len(repeated)

@@ -12,6 +12,7 @@ from optimize.quantization.grid import LARGEST_SUM, neighbours, quantize_weight,
 from optimize.quantization.numerics import TensorFormat
 from optimize.quantization.rounding import InputMoments, can_round, columns, round_weights
 from tests import references
+from tests.nets import Called
 from tests.slow import but_slowly
 
 INT8 = TensorFormat("int8", symmetric=True, per_channel=True)
@@ -174,15 +175,8 @@ def test_compensation_brings_the_deployed_file_nearer(name: str, tmp_path: objec
 
 
 def test_a_weight_that_two_calls_share_stays_shared() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv(self.conv(x).relu())
-
-    net, x = Twice().eval(), torch.randn(4, 4, 6, 6)
+    net = Called(lambda m, x: m.conv(m.conv(x).relu()), conv=nn.Conv2d(4, 4, 3, padding=1)).eval()
+    x = torch.randn(4, 4, 6, 6)
     program, _ = optimize.QuantizeStatic(calibration=[x]).apply(optimize.capture(net, (x,)))
     assert sorted(program.graph_module.state_dict()) == ["conv.bias", "conv.weight"]
     assert torch.equal(program.graph_module.state_dict()["conv.weight"], net.conv.weight)

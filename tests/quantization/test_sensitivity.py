@@ -1,5 +1,6 @@
 """Errors of single layers, and layers given back."""
 
+import functools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from optimize.program import Program
 from optimize.quantization.sensitivity import layer_errors, powers
 from optimize.quantization.simulation import simulated_db
 from optimize.quantization.weights import give_back
+from tests import references
 from tests.nets import INPUT, SharedConv
 
 
@@ -40,14 +42,15 @@ def images(samples: int = 32) -> torch.Tensor:
     return torch.rand(samples, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
-def quantized(module: nn.Module, data: torch.Tensor, **options: str) -> tuple[Program, Program]:
-    program = optimize.capture(module, (data[:2],))
-    found, _ = optimize.QuantizeStatic(calibration=[data], **options).apply(program)  # type: ignore[arg-type]
-    return program, found
+@functools.cache
+def quantized() -> tuple[Program, Program]:
+    """Return the fragile network in float and with an INT8 plan, for tests that change neither."""
+    program = optimize.capture(fragile(), (images(2),))
+    return program, optimize.QuantizeStatic(calibration=[images()]).apply(program)[0]
 
 
 def test_the_fragile_layer_makes_nearly_all_of_the_error() -> None:
-    _, program = quantized(fragile(), images())
+    _, program = quantized()
     errors = layer_errors(program, [(images(16),)])
     assert [error.path for error in errors] == ["first", "fragile", "last", "head"]
     total = sum(error.noise for error in errors)
@@ -56,8 +59,9 @@ def test_the_fragile_layer_makes_nearly_all_of_the_error() -> None:
 
 
 def test_errors_of_single_layers_add_up_to_the_error_of_all() -> None:
-    reference = REFERENCES["resnet"]
-    plain, program = quantized(reference.build(), reference.inputs(16), rounding="nearest", cpu="vnni")
+    reference, plain = REFERENCES["resnet"], references.captured("resnet", None)
+    step = optimize.QuantizeStatic(calibration=[reference.inputs(16)], rounding="nearest", cpu="vnni")
+    program, _ = step.apply(plain)
     held_out = reference.inputs(8, seed=2)
     together = simulated_db(program, [(held_out,)], reference=plain)
     alone = -10 * math.log10(sum(error.noise for error in layer_errors(program, [(held_out,)])))
@@ -65,7 +69,7 @@ def test_errors_of_single_layers_add_up_to_the_error_of_all() -> None:
 
 
 def test_the_cut_of_the_data_does_not_matter_and_the_samples_are_bounded() -> None:
-    _, program = quantized(fragile(), images())
+    _, program = quantized()
     data = images(24)
     whole = layer_errors(program, [(data,)], samples=8)
     cut = layer_errors(program, [(part,) for part in data.split(4)], samples=8)
@@ -97,7 +101,7 @@ def test_an_input_without_samples_is_not_cut() -> None:
 
 
 def test_a_layer_given_back_has_the_weights_it_had() -> None:
-    plain, program = quantized(fragile(), images())
+    plain, program = quantized()
     (name,) = [name for name, path in ops.layer_paths(program.graph).items() if path == "fragile"]
     changed = give_back(program, {name: "it is fragile"})
     assert changed.quantization is not None
@@ -117,7 +121,7 @@ def test_a_layer_given_back_has_the_weights_it_had() -> None:
 
 
 def test_all_layers_given_back_are_the_float_program_and_the_given_one_is_untouched() -> None:
-    plain, program = quantized(fragile(), images())
+    plain, program = (each.clone() for each in quantized())
     before = program.text()
     changed = give_back(program, dict.fromkeys(ops.layer_paths(program.graph), "all"))
     assert torch.equal(changed.run(plain.inputs)[0], plain.run(plain.inputs)[0])

@@ -30,10 +30,15 @@ def tokens(seed: int = 0) -> Tensor:
     return torch.randint(0, ROWS, (4, 9), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture
-def program() -> Program:
+@pytest.fixture(scope="module")
+def captured() -> Program:
     torch.manual_seed(0)
     return optimize.capture(Reader().eval(), (tokens(),))
+
+
+@pytest.fixture
+def program(captured: Program) -> Program:
+    return captured.clone()
 
 
 def with_small_rows(program: Program) -> Program:

@@ -15,6 +15,7 @@ from optimize.quantization.batches import FlatBatches
 from optimize.quantization.calibrate import observe
 from optimize.quantization.numerics import USUAL
 from optimize.quantization.weights import SAMPLES, WeightRounding
+from tests.nets import Called
 
 
 class Net(nn.Module):
@@ -149,15 +150,8 @@ def test_axis_1_may_count_the_samples() -> None:
 
 
 def test_shared_weights_are_left_as_they_are() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(self.layer(x).relu())
-
-    captured = optimize.capture(Shared().eval(), (torch.randn(2, 6),))
+    net = Called(lambda m, x: m.layer(m.layer(x).relu()), layer=nn.Linear(6, 6))
+    captured = optimize.capture(net.eval(), (torch.randn(2, 6),))
     before = weight(captured, layers(captured)[0]).clone()
     rounded, _ = optimize.QuantizeStatic(calibration=[torch.randn(32, 6)], spare=0).apply(captured)
     assert all(torch.equal(weight(rounded, layer), before) for layer in layers(rounded))

@@ -1,8 +1,6 @@
 """The record is loss-free, strict and finite."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,12 +165,6 @@ def test_step_of_a_pipeline() -> None:
     assert (step.pass_name, step.exactness, len(step.rewrites)) == ("FuseConvBN", "exact", 1)
     assert step.before.ops["batch_norm"] == 1 and "batch_norm" not in step.after.ops
     assert TraceStep.model_validate_json(step.model_dump_json()) == step
-
-
-def test_reading_a_report_needs_no_torch() -> None:
-    program = "import sys, optimize.report.model, optimize.report.console; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
 
 
 def test_now_is_utc_to_the_second() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import models
 import optimize
 from optimize.report import operations
 from optimize.report.model import Comparison, Operation
@@ -62,8 +61,7 @@ def test_results_that_are_picked_and_weights_that_are_computed_are_left_out() ->
 
 @pytest.mark.parametrize("name", references.each("diverse_branch", "vit", "lstm", "unet"))
 def test_every_reference_has_a_small_record(name: str) -> None:
-    reference = models.REFERENCES[name]
-    program = optimize.capture(reference.build(), (reference.inputs(),))
+    program = references.captured(name, None)
     graph = operations.record(program)
     assert all(source < index for index, entry in enumerate(graph.operations) for source in entry.inputs)
     assert all("_empty_nn" not in entry.where for entry in graph.operations)

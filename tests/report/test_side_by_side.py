@@ -1,5 +1,7 @@
 """The listing, letter for letter, and what it leaves out. UPDATE_GOLDEN=1 rewrites the texts."""
 
+import functools
+
 import pytest
 import torch
 from rich.cells import cell_len
@@ -22,6 +24,7 @@ def change(module: nn.Module, x: torch.Tensor) -> Comparison:
     return operations.compare(program, trace.program)
 
 
+@functools.cache
 def reference(name: str) -> Comparison:
     entry = models.REFERENCES[name]
     return change(entry.build(), entry.inputs())

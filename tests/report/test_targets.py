@@ -1,10 +1,7 @@
 """``optimize targets``: a table that a narrow terminal shows, and records for scripts."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,8 +13,8 @@ from optimize.report.listings import target_record, tell_targets
 from optimize.targets.base import Availability, Support, Target
 from optimize.targets.eager import Eager
 from tests.report.test_golden import on_console
+from tests.test_cli import Typed
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = """\
 Target     Here     What it is
 ────────────────────────────────────────────────────────────────────────────────
@@ -109,8 +106,8 @@ def test_a_target_of_another_package_is_listed_with_what_is_known_of_it(monkeypa
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_the_command_lists_all(words: list[str]) -> None:
-    command = [sys.executable, "-m", "optimize", "targets", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+def test_the_command_lists_all(words: list[str], typed: Typed) -> None:
+    done = typed("targets", *words)
+    assert done.returncode == 0, done.stderr
     found = {record["name"] for record in json.loads(done.stdout)["found"]} if words else done.stdout
     assert all(name in found for name in registry.targets())

@@ -7,20 +7,13 @@ import pytest
 import torch
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize.errors import Refused, TargetUnavailable
-from optimize.program import Program
 from optimize.targets import executorch
 from optimize.targets.executorch import INSTALL, ExecuTorch
+from tests import references
 
 installed = pytest.mark.skipif(importlib.util.find_spec("executorch") is None, reason=INSTALL)
-
-
-def reference(name: str) -> Program:
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, seed=1)
-    captured = optimize.capture(net, (REFERENCES[name].inputs(2),))
-    return optimize.Pipeline([optimize.FuseConvBN()]).run(captured).program
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,7 +21,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     found = ExecuTorch().available()
     assert (found.export, found.run, found.install) == (False, False, INSTALL)
     with pytest.raises(TargetUnavailable, match="ExecuTorch is not installed") as caught:
-        ExecuTorch().export(reference("resnet"), tmp_path / "net.pte")
+        ExecuTorch().export(references.folded("resnet"), tmp_path / "net.pte")
     assert caught.value.hint == INSTALL and not list(tmp_path.iterdir())
 
 
@@ -42,7 +35,7 @@ def test_the_portable_kernels_are_read_from_the_graph() -> None:
 @installed
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_files_answer_like_the_program_at_two_batch_sizes(name: str, tmp_path: Path) -> None:
-    program = reference(name)
+    program = references.folded(name)
     artifact = ExecuTorch().export(program, tmp_path / "net.pte")
     assert "on XNNPACK" in artifact.notes[0] and artifact.size_bytes == (tmp_path / "net.pte").stat().st_size
     runner = artifact.load(threads=1)
@@ -53,7 +46,7 @@ def test_files_answer_like_the_program_at_two_batch_sizes(name: str, tmp_path: P
 
 @installed
 def test_quantized_programs_are_refused(tmp_path: Path) -> None:
-    calibration = [REFERENCES["resnet"].inputs(4)]
-    program, _ = optimize.QuantizeStatic(calibration=calibration, calibrator="minmax").apply(reference("resnet"))
+    step = optimize.QuantizeStatic(calibration=[REFERENCES["resnet"].inputs(4)], calibrator="minmax")
+    program, _ = step.apply(references.folded("resnet"))
     with pytest.raises(Refused, match="this one is int8"):
         ExecuTorch().export(program, tmp_path / "net.pte")

@@ -1,6 +1,5 @@
 """Rows of attention that see nothing: zeros, as the module answers, in every file that goes through ONNX."""
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
-from optimize.program import Program
 from optimize.targets.onnx_graph.export import to_onnx
 from tests.slow import but_slowly
-from tests.targets.openvino_programs import coverage_of, installed
-from tests.targets.test_onnx_attention import LENGTH, Attention, Masked, answer, inputs
+from tests.targets.programs import coverage_of, installed
+from tests.targets.test_onnx_attention import LENGTH, Attention, Masked, answer, captured, inputs
 
 
 class ByKey(Attention):
@@ -68,12 +66,6 @@ class Headless(Attention):
         return functional.scaled_dot_product_attention(found, self.key(x), self.value(x), is_causal=True)
 
 
-@functools.cache
-def captured(net: type[Attention]) -> Program:
-    torch.manual_seed(0)
-    return optimize.capture(net().eval(), inputs(4, True))
-
-
 NETS = [Masked, ByKey, Causal, Fixed, Lowest, Bare, Headless]
 
 
@@ -81,7 +73,7 @@ NETS = [Masked, ByKey, Causal, Fixed, Lowest, Bare, Headless]
 def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention], count: int) -> None:
     torch.manual_seed(0)
     module, masked = net().eval(), net is not Attention
-    model = to_onnx(optimize.capture(module, inputs(2, masked)))[0]
+    model = to_onnx(captured(net, masked))[0]
     kinds = [node.op_type for node in model.graph]
     assert "IsNaN" not in kinds and kinds.count("ReduceMax") == count
     for batch in (2, 1, 4):  # the first sample of each is nothing but padding
@@ -92,7 +84,7 @@ def test_no_pass_looks_for_nan_and_the_answers_are_the_same(net: type[Attention]
 
 @pytest.mark.parametrize("net", but_slowly(NETS, {Causal, Lowest, Headless}))
 def test_files_of_half_precision_answer_so(net: type[Attention], tmp_path: Path) -> None:
-    program = captured(net)
+    program = captured(net, True)
     half = optimize.CastFP16(calibration=[inputs(4, True)]).apply(program)[0]
     loaded = optimize.export(half, "onnx", tmp_path / "net.onnx").load()
     want, found = program(*inputs(4, True)), loaded(*inputs(4, True)).float()
@@ -126,7 +118,7 @@ def test_a_module_that_looks_for_nan_itself_is_left(low: float) -> None:
 @pytest.mark.parametrize("int8", but_slowly([False, True], {False}))
 @pytest.mark.parametrize("net", NETS)
 def test_openvino_answers_so(net: type[Attention], int8: bool, tmp_path: Path) -> None:
-    program = captured(net)
+    program = captured(net, True)
     if int8:
         data = [inputs(batch, True) for batch in (2, 3, 4)]
         program = optimize.QuantizeStatic(calibration=data).apply(program)[0]

@@ -1,6 +1,5 @@
 """The ONNX target: float export, the map of names, dynamic INT8, coverage and the runner."""
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from optimize.targets.onnx_graph.quantize import quantize_onnx
 from optimize.targets.pt2 import placement as pt2
 from optimize.targets.torchscript import placement as torchscript
 from tests import references
-from tests.nets import sqnr_db
+from tests.nets import Called, sqnr_db
 
 
 @pytest.fixture
@@ -70,8 +69,9 @@ def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: 
     x, v = torch.randn(3, 3, 4, 4), torch.randn(3, 5)
     answer, want = loaded(x, v), net(x, v)
     assert set(answer) == {"x", "y"}
-    torch.testing.assert_close(answer["y"], want["y"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(answer["y"], want["y"], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(answer["x"], x)
+    assert isinstance(loaded(x.numpy(), v.numpy())["y"], np.ndarray)
 
 
 @pytest.mark.parametrize("name", references.each("vit", "lstm", "unet"))
@@ -184,15 +184,8 @@ def test_a_missing_operator_is_named_with_its_layer(target: Onnx, tmp_path: Path
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.bessel_j0(x)
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Special()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) + 1
-
-    program = optimize.capture(Outer().eval(), (torch.rand(2, 3),))
+    net = Called(lambda m, x: m.inner(x) + 1, inner=Special()).eval()
+    program = optimize.capture(net, (torch.rand(2, 3),))
     with pytest.raises(Refused, match=r"prims.bessel_j0 \(in 'inner'\)"):
         target.export(program, tmp_path / "net.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -301,11 +294,6 @@ def test_a_plan_without_a_layer_that_fits_is_refused(target: Onnx, tmp_path: Pat
     program, _ = QuantizeDynamic().apply(program)
     with pytest.raises(Refused, match="no dynamic INT8 GRU"):
         target.export(program, tmp_path / "net.onnx")
-
-
-def test_the_runner_does_not_import_torch(target: Onnx, tmp_path: Path) -> None:
-    code = "import sys, optimize.targets.onnx.runner; assert 'torch' not in sys.modules and 'onnx' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_availability_names_the_versions(target: Onnx) -> None:

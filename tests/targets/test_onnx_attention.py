@@ -1,5 +1,6 @@
 """Attention as one operator in INT8 files: the module's numbers at every batch and mask; other forms are left."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from optimize.program import Program
 from optimize.targets.onnx.attention import fuse_attention
 from optimize.targets.onnx_graph.export import to_onnx
+from tests.nets import Called
 
 LENGTH, WIDTH, HEADS = 6, 32, 4
 
@@ -86,6 +89,13 @@ def inputs(batch: int, masked: bool) -> tuple[Tensor, ...]:
     return (x, seen) if masked else (x,)
 
 
+@functools.cache
+def captured(net: type[nn.Module], masked: bool) -> Program:
+    """Return a network of seed 0 captured, for passes and files, which leave it as it is."""
+    torch.manual_seed(0)
+    return optimize.capture(net().eval(), inputs(4, masked))
+
+
 def lowered(net: nn.Module, masked: bool, dynamic: str | None = None) -> ir.Model:
     torch.manual_seed(0)
     return to_onnx(optimize.capture(net.eval(), inputs(2, masked), dynamic=dynamic))[0]
@@ -133,8 +143,7 @@ def test_another_form_is_left(net: nn.Module, masked: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_int8_files_have_it(mode: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    program = optimize.capture(Masked().eval(), inputs(4, True))
+    program = captured(Masked, True)
     batches = [inputs(batch, True) for batch in (2, 3, 4)]
     step = optimize.QuantizeStatic(calibration=batches) if mode == "static" else optimize.QuantizeDynamic()
     artifact = optimize.export(step.apply(program)[0], "onnx", tmp_path / "net.onnx")
@@ -146,16 +155,8 @@ def test_int8_files_have_it(mode: str, tmp_path: Path) -> None:
 def test_a_module_that_is_called_twice_has_it_twice_in_an_int8_file(tmp_path: Path) -> None:
     """As the layers of ALBERT, which are one."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Attention()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x))
-
     torch.manual_seed(0)
-    program = optimize.capture(Twice().eval(), inputs(4, False))
+    program = optimize.capture(Called(lambda m, x: m.layer(m.layer(x)), layer=Attention()).eval(), inputs(4, False))
     quantized, _ = optimize.QuantizeStatic(calibration=[inputs(3, False)]).apply(program)
     artifact = optimize.export(quantized, "onnx", tmp_path / "net.onnx")
     assert artifact.coverage is not None and artifact.coverage.kernels["MultiHeadAttention"] == 2

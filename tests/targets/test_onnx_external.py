@@ -1,11 +1,8 @@
 """Weights in a second file: above what one ONNX file holds, here a limit lowered for the test."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -15,13 +12,7 @@ import optimize
 from optimize.registry import find_target
 from optimize.targets.base import file_digest
 from optimize.targets.onnx_graph.external import weights_path
-
-FRESH = """
-import sys
-import numpy, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-numpy.save(sys.argv[3], session.run(None, {session.get_inputs()[0].name: numpy.load(sys.argv[2])})[0])
-"""
+from tests import fresh
 
 
 class Words(nn.Module):
@@ -63,10 +54,8 @@ def test_large_weights_lie_in_a_second_file_and_run_in_a_fresh_process(
     assert artifact.size_bytes == sum(file.stat().st_size for file in files) and files[1].stat().st_size > 12_000
     assert artifact.sha256 == file_digest(*files)
     tokens = torch.randint(0, 64, (3, 5))
-    np.save(tmp_path / "x.npy", tokens.numpy())
-    command = [sys.executable, "-c", FRESH, artifact.path, tmp_path / "x.npy", tmp_path / "y.npy"]
-    subprocess.run(command, check=True, cwd="/")
-    assert torch.allclose(torch.from_numpy(np.load(tmp_path / "y.npy")), program(tokens), atol=1e-5)
+    (found,) = fresh.answers(tmp_path, [(artifact.path, tokens)])
+    assert torch.allclose(found, program(tokens), atol=1e-5)
 
 
 def test_the_two_files_move_together(program: optimize.Program, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_half_inputs_and_outputs(tmp_path: Path) -> None:
     x = REFERENCES["resnet"].inputs(2)
     net = REFERENCES["resnet"].build()
     passes = [optimize.FuseConvBN(), optimize.CastFP16(calibration=[x], io="half")]
-    half = optimize.Pipeline(passes).run(optimize.capture(net, (x,))).program
+    half = optimize.Pipeline(passes).run(references.captured("resnet", None)).program
     artifact = optimize.export(half, "onnx", tmp_path / "net.onnx")
     assert [spec.dtype for spec in (*artifact.inputs, *artifact.outputs)] == ["float16", "float16"]
     assert not any(node.op_type == "Cast" for node in onnx.load(artifact.path).graph.node)

@@ -18,7 +18,7 @@ import torch
 from onnx import TensorProto, helper
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize import graph
 from optimize.errors import Refused, VerificationFailed
 from optimize.load import ModelSource
@@ -32,6 +32,7 @@ from optimize.targets.onnx.importing import OnnxGraph
 from optimize.targets.onnx.runner import open_session, session_options
 from optimize.targets.onnx.torch_operators import _UNASKED, OPERATORS, OnnxCall, Unknown, apply
 from tests import references
+from tests.nets import sqnr_db
 from tests.test_cli import Typed
 
 #: Slow where the operators are those of diverse_branch, or an exporter of torch takes seconds: vit has both each time.
@@ -40,13 +41,6 @@ WAYS = [
     for name in sorted(REFERENCES)
     for how in ("own", "dynamo", "legacy")
 ]
-
-
-def built(name: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, 0)
-    return net.eval()
 
 
 def exported(name: str, how: str, path: Path) -> Path:
@@ -60,14 +54,15 @@ def exported(name: str, how: str, path: Path) -> Path:
 def _exported(name: str, how: str, file: str) -> dict[str, bytes]:
     """Return the files of a network by their names: one of torch's exporters keeps weights apart."""
     with tempfile.TemporaryDirectory() as folder:
-        _write(built(name), (REFERENCES[name].inputs(2),), how, Path(folder) / file)
+        _write(name, how, Path(folder) / file)
         return {written.name: written.read_bytes() for written in Path(folder).iterdir()}
 
 
-def _write(net: torch.nn.Module, x: tuple[torch.Tensor], how: str, path: Path) -> None:
+def _write(name: str, how: str, path: Path) -> None:
+    net, x = references.network(name, 0), (REFERENCES[name].inputs(2),)
     with contextlib.redirect_stdout(io.StringIO()):
         if how == "own":
-            optimize.export(optimize.capture(net, x), "onnx", path)
+            optimize.export(references.captured(name, 0), "onnx", path)
         elif how == "dynamo":
             free = ({0: torch.export.Dim("batch")},)
             torch.onnx.export(net, x, path, dynamo=True, opset_version=18, dynamic_shapes=free, verbose=False)
@@ -80,10 +75,6 @@ def opened(path: Path) -> Program:
     return capture_source(
         ModelSource.of(path), lambda _: pytest.fail("the file says what it takes"), trust=True
     ).program
-
-
-def decibels(want: torch.Tensor, found: torch.Tensor) -> float:
-    return float(10 * torch.log10(want.square().sum() / (want - found).square().sum()))
 
 
 def answered(path: Path, x: torch.Tensor) -> torch.Tensor:
@@ -100,20 +91,20 @@ def test_what_is_read_answers_as_the_file_does_at_any_batch(name: str, how: str,
     program.check()
     for batch in (1, 5):
         x = REFERENCES[name].inputs(batch)
-        assert decibels(answered(path, x), program.run((x,))[0]) > 100
+        assert sqnr_db(answered(path, x), program.run((x,))[0]) > 100
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_int8_of_what_is_read_is_that_of_the_original(name: str, tmp_path: Path) -> None:
     x = REFERENCES[name].inputs(32)
     levels, layers = [], []
-    for program in (optimize.capture(built(name), (x[:2],)), opened(exported(name, "own", tmp_path / "net.onnx"))):
+    for program in (references.captured(name, 0), opened(exported(name, "own", tmp_path / "net.onnx"))):
         want = program.run((x,))[0]
         made = Pipeline([FuseConvBN(), QuantizeStatic(calibration=[(x,)])]).run(program).program
         artifact = optimize.export(made, "onnx", tmp_path / "int8.onnx")
         assert artifact.coverage is not None
         layers.append(len(artifact.coverage.quantized))
-        levels.append(decibels(want, answered(tmp_path / "int8.onnx", x)))
+        levels.append(sqnr_db(want, answered(tmp_path / "int8.onnx", x)))
     assert layers[0] == layers[1]
     assert levels[1] > levels[0] - 1.5
 
@@ -523,8 +514,7 @@ def test_recurrent_layers_of_one_path_keep_their_own_weights(tmp_path: Path) -> 
 
 def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
     x = REFERENCES["resnet"].inputs(4)
-    program = optimize.capture(built("resnet"), (x,))
-    made, _ = QuantizeStatic(calibration=[(x,)]).apply(program)
+    made, _ = QuantizeStatic(calibration=[(x,)]).apply(references.captured("resnet", 0))
     optimize.export(made, "onnx", tmp_path / "int8.onnx")
     with pytest.raises(Refused, match=r"is quantized already \(it calls (DequantizeLinear|QuantizeLinear)\)"):
         opened(tmp_path / "int8.onnx")

@@ -9,50 +9,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 import optimize
 from models import REFERENCES, randomize_batch_norm
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.passes.reparameterize import Reparameterize
-from optimize.plan import Quantization
 from optimize.program import Program
 from optimize.registry import find_target
-from optimize.targets.base import Artifact, Coverage
+from optimize.targets.base import Coverage
 from optimize.targets.onnx_graph.export import save, to_onnx
 from optimize.targets.onnx_graph.policy import TENSORRT
 from optimize.targets.onnx_graph.quantize import quantize_onnx
 from tests import references
-from tests.nets import sqnr_db
+from tests.nets import Called, sqnr_db
+from tests.targets import programs
+from tests.targets.programs import captured, coverage_of, worst_db
 
 
-def draw(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
-    return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(net: nn.Module | Program, shape: tuple[int, ...], *, fuse: bool = True, spare: float = 0.06) -> Program:
-    """Captures a network, if it is none yet, and calibrates it on noise."""
-    program = optimize.capture(net.eval(), (draw(shape, 2, 0),)) if isinstance(net, nn.Module) else net
-    if fuse and isinstance(net, nn.Module):
+def quantized(net: nn.Module, shape: tuple[int, ...], *, fuse: bool = True) -> Program:
+    """Captures a network and calibrates it on noise."""
+    program = captured(net, shape)
+    if fuse:
         program, _ = optimize.FuseConvBN().apply(program)
         program, _ = Reparameterize().apply(program)
-    data = [draw(shape, 8, seed) for seed in (1, 2)]
-    return QuantizeStatic(calibration=data, calibrator="minmax", spare=spare).apply(program)[0]
-
-
-def worst_db(artifact: Artifact, program: Program, shape: tuple[int, ...]) -> float:
-    """Returns the smallest SQNR over the outputs, at batch sizes 1 and 5."""
-    loaded, worst = artifact.load(threads=1), []
-    for batch in (1, 5):
-        x = draw(shape, batch, 99)
-        outputs = zip(pytree.tree_leaves(program(x)), pytree.tree_leaves(loaded(x)), strict=True)
-        worst += [sqnr_db(want, got) for want, got in outputs]
-    return min(worst)
-
-
-def coverage_of(artifact: Artifact) -> Coverage:
-    assert artifact.coverage is not None
-    return artifact.coverage
+    return programs.quantized(program, shape)
 
 
 #: Integer convolutions and matrix products of each reference, and the operators that stay in float between them.
@@ -68,8 +48,7 @@ REFERENCE_KERNELS = {
 
 @pytest.mark.parametrize("name", REFERENCE_KERNELS)
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
-    shape = REFERENCES[name].input_shape
-    program = quantized(references.folded(name), shape, spare=0)
+    shape, program = REFERENCES[name].input_shape, references.int8(name, spare=0)
     artifact = find_target("onnx").export(program, tmp_path / "int8.onnx")
     coverage = coverage_of(artifact)
     kernels, between = REFERENCE_KERNELS[name]
@@ -227,37 +206,23 @@ def test_an_unfused_batch_norm_is_folded_by_the_exporter(tmp_path: Path) -> None
     assert worst_db(artifact, program, (3, 8, 8)) >= 25
 
 
-def test_a_layer_that_the_plan_leaves_out_stays_in_float(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    program = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)), (3, 8, 8))
-    plan = program.quantization
-    assert plan is not None
-    program.quantization = Quantization("static", plan.layers - {"conv2d_1"}, plan.ranges, plan.calibration)
-    coverage = coverage_of(find_target("onnx").export(program, tmp_path / "int8.onnx"))
-    assert coverage.quantized == ("0",)
-    assert (coverage.kernels["QLinearConv"], coverage.kernels["Conv"]) == (1, 1)
-
-
 # TensorRT's row
 
 
-def tensorrt_graph(
-    net: nn.Module | Program, shape: tuple[int, ...], path: Path
-) -> tuple[onnx.GraphProto, Coverage, Program]:
-    program = quantized(net, shape)
+def tensorrt_graph(program: Program, path: Path) -> tuple[onnx.GraphProto, Coverage]:
     assert program.quantization is not None
     model, names = to_onnx(program)
     coverage = quantize_onnx(model, names, program.quantization, TENSORRT)
     save(model, path)
-    return onnx.load(path).graph, coverage, program
+    return onnx.load(path).graph, coverage
 
 
 @pytest.mark.parametrize("name", ["resnet", "unet", "vit"])
 def test_tensorrt_parses_symmetric_placement(name: str, tmp_path: Path) -> None:
     import tensorrt_rtx as trt
 
-    shape = REFERENCES[name].input_shape
-    graph, coverage, program = tensorrt_graph(references.folded(name), shape, tmp_path / "net.onnx")
+    program = references.int8(name)
+    graph, coverage = tensorrt_graph(program, tmp_path / "net.onnx")
     constants = {entry.name: onnx.numpy_helper.to_array(entry) for entry in graph.initializer}
     for node in graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -284,7 +249,7 @@ def test_tensorrt_quantizes_the_residual_input_and_no_output_or_bias(tmp_path: P
             return x + self.second(torch.relu(self.first(x)))
 
     torch.manual_seed(0)
-    graph, _, _ = tensorrt_graph(Residual(), (4, 8, 8), tmp_path / "net.onnx")
+    graph, _ = tensorrt_graph(quantized(Residual(), (4, 8, 8)), tmp_path / "net.onnx")
     makers = {output: node for node in graph.node for output in node.output}
     add = next(node for node in graph.node if node.op_type == "Add")
     assert Counter(makers[value].op_type for value in add.input) == {"DequantizeLinear": 1, "Conv": 1}
@@ -295,16 +260,13 @@ def test_tensorrt_quantizes_the_residual_input_and_no_output_or_bias(tmp_path: P
 
 
 def test_tensorrt_gives_a_concatenation_one_scale(tmp_path: Path) -> None:
-    class Join(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(8, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(torch.cat([x, 5 * self.first(x).relu()], 1))
-
     torch.manual_seed(0)
-    graph, _, program = tensorrt_graph(Join(), (4, 8, 8), tmp_path / "net.onnx")
+    net = Called(
+        lambda m, x: m.second(torch.cat([x, 5 * m.first(x).relu()], 1)),
+        first=nn.Conv2d(4, 4, 1), second=nn.Conv2d(8, 4, 1),
+    )  # fmt: skip
+    program = quantized(net, (4, 8, 8))
+    graph, _ = tensorrt_graph(program, tmp_path / "net.onnx")
     constants = {entry.name: onnx.numpy_helper.to_array(entry) for entry in graph.initializer}
     scales = [float(constants[node.input[1]]) for node in graph.node if node.op_type == "QuantizeLinear"]
     assert program.quantization is not None

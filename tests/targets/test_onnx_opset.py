@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 import optimize
-from models import REFERENCES, randomize_batch_norm
+from models import REFERENCES
 from optimize import bounds
 from optimize.errors import Refused, UsageError
 from optimize.passes import CastBF16, QuantizeDynamic, QuantizeStatic, QuantizeWeights
 from optimize.program import Program
 from optimize.recipe import parse
+from tests import references
+from tests.nets import sqnr_db
 from tests.slow import but_slowly
 from tests.test_cli import NET, Typed
 
@@ -25,19 +27,11 @@ ENDS = (bounds.OPSET.least, bounds.OPSET.most)
 
 
 @functools.cache
-def captured(name: str) -> Program:
-    torch.manual_seed(0)
-    net = REFERENCES[name].build()
-    randomize_batch_norm(net, 0)
-    return optimize.capture(net.eval(), (REFERENCES[name].inputs(2),))
-
-
-@functools.cache
 def made(name: str, precision: str) -> Program:
     """Return a network in a precision, once for both opsets."""
     static = QuantizeStatic(calibration=[(REFERENCES[name].inputs(3),)])
     entry = {"int8": static, "int8-dynamic": QuantizeDynamic(), "int4": QuantizeWeights(bits=4)}.get(precision)
-    return entry.apply(captured(name))[0] if entry else captured(name)
+    return entry.apply(references.captured(name, 0))[0] if entry else references.captured(name, 0)
 
 
 def opset_of(path: Path) -> int:
@@ -48,19 +42,18 @@ def opset_of(path: Path) -> int:
 @pytest.mark.parametrize("opset", ENDS)
 @pytest.mark.parametrize("name", but_slowly(["resnet", "vit", "lstm"], {"lstm"}))
 def test_the_ends_of_the_range_run(name: str, opset: int, precision: str, tmp_path: Path) -> None:
-    program, path = captured(name), tmp_path / "net.onnx"
+    program, path = references.captured(name, 0), tmp_path / "net.onnx"
     x = REFERENCES[name].inputs(3)
     optimize.export(made(name, precision), "onnx", path, opset=opset)
     assert opset_of(path) == opset
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     want = program(x)
     found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    level = 10 * torch.log10(want.square().sum() / (want - found).square().sum())
-    assert level > (110 if precision == "float32" else 25)
+    assert sqnr_db(want, found) > (110 if precision == "float32" else 25)
 
 
 def test_without_a_word_it_is_what_most_runtimes_read(tmp_path: Path) -> None:
-    assert optimize.export(captured("resnet"), "onnx", tmp_path / "net.onnx").path.exists()
+    assert optimize.export(references.captured("resnet", 0), "onnx", tmp_path / "net.onnx").path.exists()
     assert opset_of(tmp_path / "net.onnx") == 20
 
 
@@ -68,7 +61,7 @@ def test_without_a_word_it_is_what_most_runtimes_read(tmp_path: Path) -> None:
 def test_another_is_refused_with_the_range(opset: int, tmp_path: Path) -> None:
     message = rf"{opset} is out of range: the opset may be {ENDS[0]} to {ENDS[1]}"
     with pytest.raises(UsageError, match=message):
-        optimize.export(captured("resnet"), "onnx", tmp_path / "net.onnx", opset=opset)
+        optimize.export(references.captured("resnet", 0), "onnx", tmp_path / "net.onnx", opset=opset)
     with pytest.raises(UsageError, match=message):
         parse({"targets": ["onnx"], "target_options": {"onnx": {"opset": opset}}})
 
@@ -82,7 +75,7 @@ def test_bfloat16_needs_an_opset_that_has_it(tmp_path: Path) -> None:
 
 def test_a_target_without_the_option_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pt2 has no option"):
-        optimize.export(captured("resnet"), "pt2", tmp_path / "net.pt2", opset=18)
+        optimize.export(references.captured("resnet", 0), "pt2", tmp_path / "net.pt2", opset=18)
 
 
 def test_the_command_writes_it_and_the_recipe_keeps_it(typed: Typed, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Execution providers: what is asked of ONNX Runtime, what it says it uses, and what is said where they differ."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ ON_PROVIDERS = ("onnx-cuda", "onnx-tensorrt", "onnx-openvino")
 CPU_NAME = "CPUExecutionProvider"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def program() -> optimize.Program:
     torch.manual_seed(0)
     return optimize.capture(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), (torch.rand(2, 8),))
@@ -142,13 +141,3 @@ def test_int8_is_placed_as_the_provider_wants_it(tmp_path: Path, falling_back: l
     assert zero_points == {"onnx-tensorrt": {onnx.TensorProto.INT8}, "onnx-openvino": {onnx.TensorProto.UINT8}}
     with pytest.raises(Refused, match="CUDA provider has no int8 kernels"):
         optimize.export(quantized, "onnx-cuda", tmp_path / "cuda.onnx")
-
-
-def test_a_run_finishes_the_other_targets_and_reports_the_provider(program: optimize.Program, tmp_path: Path) -> None:
-    if find_target("onnx-cuda").available().run:
-        pytest.skip("ONNX Runtime has its CUDA provider here: nothing is missing")
-    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-    optimize.optimize(net, (torch.rand(2, 8),), targets=["onnx-cuda", "onnx"], out=tmp_path / "out")
-    missing, row = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
-    assert (missing["status"], missing["path"]) == ("not_run", None) and "pip install" in missing["reason"]
-    assert (row["status"], row["providers"]) == ("measured", [CPU_NAME])

@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 import optimize
 from optimize.program import Program
 from optimize.targets.onnx import Onnx
+from tests.nets import sqnr_db
 
 
 def draw(seed: int, batch: int = 16) -> Tensor:
@@ -66,7 +66,7 @@ def test_clips_say_how_many_bits_there_are_and_the_answers_are_those_of_the_usua
     x = draw(5).numpy()
     usual = optimize.export(program, "onnx", tmp_path / "usual.onnx")
     (want,), (found,) = (file.load(threads=1).run([x]) for file in (usual, artifact))
-    assert 10 * np.log10((want**2).sum() / ((want - found) ** 2).sum()) > 30
+    assert sqnr_db(want, found) > 30
 
 
 def test_what_is_not_static_is_written_as_ever(tmp_path: Path) -> None:

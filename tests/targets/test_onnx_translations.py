@@ -12,19 +12,9 @@ from torch import Tensor, nn
 import optimize
 from optimize import workflow
 from optimize.errors import Refused
+from tests.nets import Called
 
 TARGETS = {"onnx": ".onnx", "openvino": ".xml"}
-
-
-class Calling(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def padded(x: Tensor) -> Tensor:
@@ -62,7 +52,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_files_answer_as_the_module(case: str, target: str, tmp_path: Path) -> None:
-    net = Calling(CASES[case]).eval()
+    net = Called(lambda _, x: CASES[case](x)).eval()
     dynamic = {"x": {2: "length"}} if case in ("padded", "around the ends") else None
     program = optimize.capture(net, (torch.randn(2, 3, 8),), dynamic=dynamic)
     runner = optimize.export(program, target, tmp_path / f"net{TARGETS[target]}").load(threads=1)
@@ -85,7 +75,7 @@ def test_a_recurrent_layer_that_projects_is_refused_by_name(target: str, tmp_pat
 
 def test_quotients_of_sizes_that_are_never_negative_are_left_as_they_are(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    program = optimize.capture(Calling(lambda x: x * (x.shape[0] // 2)).eval(), (torch.randn(2, 3, 8),))
+    program = optimize.capture(Called(lambda _, x: x * (x.shape[0] // 2)).eval(), (torch.randn(2, 3, 8),))
     optimize.export(program, "onnx", tmp_path / "net.onnx")
     found = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
     assert "Div" in found and "Mod" not in found
@@ -96,5 +86,7 @@ def test_a_file_that_is_right_at_even_batches_alone_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optimize.targets.onnx_graph.export._is_natural", lambda size: True)
-    report = workflow.optimize(Calling(halved).eval(), [torch.randn(2, 3, 8)], budget_s=0.2, out=tmp_path / "out")
+    report = workflow.optimize(
+        Called(lambda _, x: halved(x)).eval(), [torch.randn(2, 3, 8)], budget_s=0.2, out=tmp_path / "out"
+    )
     assert report.rows[0].status == "failed" and "answers differently" in (report.rows[0].reason or "")

@@ -1,12 +1,9 @@
 """The keys of attention in one transposition: the same numbers at every batch, and other shapes left as they are."""
 
-from collections import Counter
-
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,6 +11,7 @@ import optimize
 from optimize.errors import Refused
 from optimize.targets.onnx_graph import export
 from optimize.targets.onnx_graph.attention import transpose_keys
+from tests.targets.programs import answers, operators
 
 
 class Attention(nn.Module):
@@ -41,15 +39,6 @@ def draw(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
-def answers(model: ir.Model, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
-    feed = {str(value.name): x.numpy() for value, x in zip(model.graph.inputs, inputs, strict=True)}
-    return list(ReferenceEvaluator(ir.to_proto(model)).run(None, feed))
-
-
-def operators(model: ir.Model) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph)
-
-
 def unwritten(net: nn.Module, inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> ir.Model:
     """Return a network as the exporter writes it, its keys not yet rewritten."""
     torch.manual_seed(0)
@@ -73,13 +62,13 @@ def test_keys_are_transposed_in_one_step_to_the_same_numbers(
     model = unwritten(net, draw(*shapes), monkeypatch)
     before = operators(model)
     batches = [draw(*((batch, *shape[1:]) for shape in shapes)) for batch in (2, 1, 5)]
-    want = [answers(model, inputs) for inputs in batches]
+    want = [answers(model, *inputs) for inputs in batches]
     transpose_keys(model)
     after = operators(model)
     assert before["Reshape"] - after["Reshape"] == 2 and before["Transpose"] == after["Transpose"]
     assert before["Concat"] - after["Concat"] == 2 and after["Slice"] < before["Slice"]
     for inputs, wanted in zip(batches, want, strict=True):
-        assert all(map(np.array_equal, answers(model, inputs), wanted))
+        assert all(map(np.array_equal, answers(model, *inputs), wanted))
     ir.passes.common.CheckerPass(full_check=True)(model)
 
 
@@ -95,10 +84,10 @@ def test_the_transposition_keeps_name_origin_and_a_known_shape() -> None:
 def test_two_attentions_are_both_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw((2, 6, 16))
     model = unwritten(Two(), inputs, monkeypatch)
-    want = answers(model, inputs)
+    want = answers(model, *inputs)
     transpose_keys(model)
     assert operators(model)["Shape"] == 0
-    assert all(map(np.array_equal, answers(model, inputs), want))
+    assert all(map(np.array_equal, answers(model, *inputs), want))
 
 
 class Two(nn.Module):
@@ -147,10 +136,10 @@ def written(**changes: str) -> ir.Model:
 def test_free_lengths_stay_free(batch: int, length: int) -> None:
     inputs = draw((batch, 3, length, 4))
     model = written()
-    (want,) = answers(model, inputs)
+    (want,) = answers(model, *inputs)
     transpose_keys(model)
     assert operators(model) == {"Transpose": 1}
-    assert np.array_equal(answers(model, inputs)[0], want)
+    assert np.array_equal(answers(model, *inputs)[0], want)
     assert np.array_equal(want, inputs[0].transpose(2, 3).numpy())
 
 

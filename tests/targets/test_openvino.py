@@ -25,7 +25,7 @@ from optimize.registry import find_target
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.runner import OpenVINORunner
 from tests import references
-from tests.targets.openvino_programs import captured, draw, installed, quantized, worst_db
+from tests.targets.programs import captured, draw, installed, quantized, worst_db
 
 RUNNER_IN_A_FRESH_PROCESS = """
 import json, sys
@@ -89,9 +89,8 @@ def test_the_runner_takes_threads_and_the_precision_of_the_file(tmp_path: Path) 
 
 @installed
 def test_the_runner_loads_in_a_fresh_process_without_torch(tmp_path: Path) -> None:
-    shape, program = REFERENCES["unet"].input_shape, references.folded("unet")
-    artifact = OpenVINO().export(quantized(program, shape), tmp_path / "net.xml")
-    x = draw(shape, 3, 9)
+    artifact = OpenVINO().export(references.int8("unet"), tmp_path / "net.xml")
+    x = REFERENCES["unet"].inputs(3, seed=9)
     np.save(tmp_path / "x.npy", x.numpy())
     fields = {**dataclasses.asdict(artifact), "path": str(artifact.path)}
     script = [sys.executable, "-c", RUNNER_IN_A_FRESH_PROCESS, str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]

@@ -1,6 +1,5 @@
 """Attention for OpenVINO: three projections of the same numbers, queries and keys in integers, the rest left alone."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,7 +26,7 @@ from optimize.targets.openvino.attention import multiply_integers, separate_proj
 from optimize.targets.openvino.rewrites import reduce_integers, scale_products
 from tests import references
 from tests.cpus import NEEDS_VNNI
-from tests.targets.openvino_programs import captured, coverage_of, draw, installed, quantized, worst_db
+from tests.targets.programs import answers, captured, coverage_of, draw, installed, operators, quantized, worst_db
 
 SHAPE = (6, 32)
 
@@ -150,14 +148,6 @@ def program_of(build: Callable[[], nn.Module]) -> Program:
 
 def layers_of(program: Program) -> set[str]:
     return {node.name for node in graph.calls(program.graph, *ops.WEIGHTED)}
-
-
-def answers(model: ir.Model, x: Tensor) -> list[np.ndarray]:
-    return list(ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x.numpy()}))
-
-
-def operators(model: ir.Model) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph)
 
 
 def products(model: ir.Model) -> list[str]:
@@ -381,12 +371,11 @@ def test_openvino_multiplies_large_scores_in_float(tmp_path: Path) -> None:
 def test_the_file_is_as_near_to_the_program_as_without_the_rewrites(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, shape = (
-        (program_of(SelfAttention), SHAPE)
-        if name == "attention"
-        else (references.folded("vit"), REFERENCES["vit"].input_shape)
-    )
-    plan = quantized(program, shape)
+    if name == "attention":
+        program, shape = program_of(SelfAttention), SHAPE
+        plan = quantized(program, shape)
+    else:
+        program, shape, plan = references.folded("vit"), REFERENCES["vit"].input_shape, references.int8("vit")
     many = (64,)  # of a few samples the noise that rounding makes differs by 1.5 dB by chance
     found = worst_db(OpenVINO().export(plan, tmp_path / "net.xml"), program, shape, many)
     monkeypatch.setattr(attention, "separate_projections", lambda model, layers: frozenset())

@@ -14,7 +14,7 @@ from optimize.errors import Refused, UsageError
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.openvino import OpenVINO
-from tests.targets.openvino_programs import coverage_of, draw, installed
+from tests.targets.programs import coverage_of, draw, installed
 
 pytestmark = installed
 COUNTED = "BinaryConvolution@u1"

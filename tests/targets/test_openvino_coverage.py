@@ -16,7 +16,7 @@ from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.rewrites import reduce_integers
 from tests import references
 from tests.cpus import NEEDS_VNNI
-from tests.targets.openvino_programs import captured, coverage_of, installed, quantized, worst_db
+from tests.targets.programs import captured, coverage_of, installed, quantized, worst_db
 
 #: Kernels of each reference, and the float operators between them, by module.
 INT8 = {
@@ -34,7 +34,7 @@ INT8 = {
 )
 def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) -> None:
     shape, program = REFERENCES[name].input_shape, references.folded(name)
-    plan = quantized(program, shape, spare=0)
+    plan = references.int8(name, spare=0)
     artifact = OpenVINO().export(plan, tmp_path / "net.xml")
     coverage = coverage_of(artifact)
     kernels, between = INT8[name]
@@ -53,8 +53,7 @@ def test_every_layer_of_a_reference_runs_on_integers(name: str, tmp_path: Path) 
 
 @installed
 def test_a_residual_sum_is_part_of_the_convolution_before_it(tmp_path: Path) -> None:
-    program = quantized(references.folded("resnet"), REFERENCES["resnet"].input_shape)
-    artifact = OpenVINO().export(program, tmp_path / "net.xml")
+    artifact = OpenVINO().export(references.int8("resnet"), tmp_path / "net.xml")
     assert not [kernel for kernel in coverage_of(artifact).kernels if kernel.startswith("Eltwise")]
     assert coverage_of(artifact).kernels["FakeQuantize@f32"] == 1  # the input's alone: the others are fused
 

@@ -1,7 +1,6 @@
 """INT8 mixed with bfloat16, and what a user may ask of OpenVINO's runner."""
 
 import dataclasses
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,33 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import optimize
 from models import REFERENCES
 from optimize.errors import UsageError
 from optimize.passes.cast_half import CastBF16, CastFP16
-from optimize.passes.quantize_static import QuantizeStatic
-from optimize.program import Program
 from optimize.targets.openvino import OpenVINO
 from optimize.targets.openvino.coverage import notes
 from optimize.targets.openvino.runner import OpenVINORunner, usable_precision
 from tests import references
 from tests.cpus import HAS_VNNI
-
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("openvino") is None, reason="pip install openvino to write and run its files"
-)
-
-
-def int8(name: str) -> tuple[Program, Program]:
-    """Return a reference network in float and with an INT8 plan."""
-    program = optimize.Pipeline([optimize.FuseConvBN()]).run(references.captured(name)).program
-    calibration = [REFERENCES[name].inputs(8, seed=seed) for seed in (1, 2)]
-    return program, QuantizeStatic(calibration=calibration, calibrator="minmax").apply(program)[0]
-
-
-def decibels(program: Program, runner: object, x: torch.Tensor) -> float:
-    wanted, found = program(x), runner(x)  # type: ignore[operator]
-    return float(10 * torch.log10((wanted**2).sum() / ((wanted - found) ** 2).sum()))
+from tests.nets import sqnr_db
+from tests.targets.programs import installed
 
 
 @installed
@@ -44,7 +26,7 @@ def decibels(program: Program, runner: object, x: torch.Tensor) -> float:
 def test_floats_between_integer_layers_run_in_bfloat16_where_the_cpu_has_it(name: str, tmp_path: Path) -> None:
     from openvino import Core
 
-    program, quantized = int8(name)
+    quantized = references.int8(name)
     mixed, _ = CastBF16(mixed=True).apply(quantized)
     artifact = OpenVINO().export(mixed, tmp_path / "net.xml")
     hint = usable_precision(Core(), "bf16")
@@ -53,12 +35,13 @@ def test_floats_between_integer_layers_run_in_bfloat16_where_the_cpu_has_it(name
     assert any(f"INFERENCE_PRECISION_HINT={hint}" in note for note in artifact.notes)
     assert artifact.coverage is not None and mixed.quantization is not None
     assert len(artifact.coverage.quantized) == len(mixed.quantization.layers)
-    assert decibels(program, artifact.load(threads=1), REFERENCES[name].inputs(4, seed=9)) > (28 if HAS_VNNI else 27)
+    x = REFERENCES[name].inputs(4, seed=9)
+    assert sqnr_db(references.folded(name)(x), artifact.load(threads=1)(x)) > (28 if HAS_VNNI else 27)
 
 
 @installed
 def test_what_the_file_does_otherwise_than_planned_is_said(tmp_path: Path) -> None:
-    _, quantized = int8("vit")
+    quantized = references.int8("vit")
     mixed, _ = CastBF16(mixed=True).apply(quantized)
     assert mixed.quantization is not None and mixed.quantization.half is not None
     softmax = next(node.name for node in mixed.graph.nodes if node.op == "call_function")
@@ -85,7 +68,7 @@ def test_a_cpu_without_bfloat16_computes_in_float32_and_that_is_said() -> None:
 
 @installed
 def test_for_throughput_every_calling_thread_has_its_own_request(tmp_path: Path) -> None:
-    _, quantized = int8("resnet")
+    quantized = references.int8("resnet")
     artifact = OpenVINO(hint="throughput").export(quantized, tmp_path / "net.xml")
     runner = artifact.load(threads=2)
     assert isinstance(runner, OpenVINORunner)
@@ -100,7 +83,7 @@ def test_for_throughput_every_calling_thread_has_its_own_request(tmp_path: Path)
 
 @installed
 def test_what_was_compiled_is_kept_where_the_user_asks(tmp_path: Path) -> None:
-    _, quantized = int8("resnet")
+    quantized = references.int8("resnet")
     folder = tmp_path / "cache"
     artifact = OpenVINO(cache=str(folder)).export(quantized, tmp_path / "net.xml")
     assert artifact.settings == {"hint": "latency", "cache": str(folder)}

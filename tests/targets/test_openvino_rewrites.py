@@ -1,7 +1,5 @@
 """The rewrites that OpenVINO's kernels want: the same numbers, in operators that fuse."""
 
-from collections import Counter
-
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -14,6 +12,8 @@ from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat
 from optimize.targets.onnx_graph.export import to_onnx
 from optimize.targets.openvino.rewrites import scale_products, spell_hard_sigmoids, store_means, widen
+from tests.nets import Called
+from tests.targets.programs import operators
 
 
 class Gate(nn.Module):
@@ -43,10 +43,6 @@ def answers(model: ir.Model, *inputs: Tensor) -> np.ndarray:
     names = [value.name for value in model.graph.inputs]
     feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
     return ReferenceEvaluator(ir.to_proto(model)).run(None, feed)[0]
-
-
-def operators(model: ir.Model) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph)
 
 
 def test_a_hard_sigmoid_is_a_clip_of_the_same_numbers_and_name() -> None:
@@ -95,16 +91,8 @@ def test_products_without_scales_and_with_weights_are_left_alone() -> None:
 
 
 def test_a_scale_that_adds_an_axis_is_left_before_its_product() -> None:
-    class Wider(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.full((1, 1, 1, 1), 2.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.scale) @ x.transpose(1, 2)
-
     x = torch.randn(2, 4, 6)
-    model = model_of(Wider(), x)
+    model = model_of(Called(lambda m, x: (x * m.scale) @ x.transpose(1, 2), scale=torch.full((1, 1, 1, 1), 2.0)), x)
     before = operators(model)
     scale_products(model)
     assert operators(model) == before

@@ -28,8 +28,8 @@ from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
 from tests.cpus import NEEDS_VNNI
-from tests.nets import sqnr_db
-from tests.targets.scripted import Net, captured, draw, quantized, seeded
+from tests.nets import Called, sqnr_db
+from tests.targets.scripted import captured, draw, quantized, seeded
 
 TARGET = PT2()
 SHAPE = (6, 12, 12)
@@ -415,7 +415,7 @@ def _small_layers() -> dict[str, nn.Module]:
 def small_maps() -> nn.Module:
     if not TARGET.available().export:
         pytest.skip("there is no C++ compiler: apt install g++")
-    return Net(_small_maps, **_small_layers()).eval()
+    return Called(_small_maps, **_small_layers()).eval()
 
 
 @pytest.mark.slow

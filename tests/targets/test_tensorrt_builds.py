@@ -3,9 +3,8 @@
 import functools
 import re
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -15,11 +14,14 @@ from models import REFERENCES
 from optimize.passes.cast_half import CastFP16
 from optimize.passes.quantize_static import QuantizeStatic
 from optimize.program import Program
+from optimize.targets.base import Artifact
 from optimize.targets.tensorrt import TensorRT, builder, packages
 from tests import references
 from tests.cpus import NEEDS_VNNI
+from tests.nets import sqnr_db
 from tests.targets.tensorrt_orders import rtx
 
+Engine = Callable[[str, str], Artifact]
 #: Layers with weights of each network, and its products of two activations, or of a loop, which stay in float.
 WEIGHTED = {
     "resnet": (10, 0), "repvgg": (6, 0), "acnet": (4, 0), "diverse_branch": (4, 0), "mobilenetv3": (25, 0),
@@ -28,11 +30,13 @@ WEIGHTED = {
 PRODUCTS = ("convolution", "deconvolution", "matrix_multiply")
 
 
-@pytest.fixture(autouse=True)
-def _built_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _built_here() -> Iterator[None]:
     """TensorRT-RTX builds on every machine, in this process: a child's start takes longer than the build."""
-    monkeypatch.setattr(packages, "has_gpu", lambda: False)
-    monkeypatch.setattr(builder, "build_apart", builder.build)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packages, "has_gpu", lambda: False)
+        patch.setattr(builder, "build_apart", builder.build)
+        yield
 
 
 def data(name: str) -> list[torch.Tensor]:
@@ -41,6 +45,7 @@ def data(name: str) -> list[torch.Tensor]:
 
 @functools.cache
 def folded(name: str) -> Program:
+    """Return a network merged before it is folded, which merges more of diverse_branch."""
     passes = [optimize.Reparameterize(), optimize.FuseConvBN()]
     return optimize.Pipeline(passes).run(references.captured(name)).program
 
@@ -56,15 +61,26 @@ def program(name: str, precision: str) -> Program:
     return CastFP16(calibration=data(name), mixed=True).apply(program(name, "int8"))[0]
 
 
+@pytest.fixture(scope="module")
+def engine(_built_here: None, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Returns a function of a network and a precision: its engine, built once, in a folder of its own."""
+
+    @functools.cache
+    def built(name: str, precision: str) -> Artifact:
+        return TensorRT().export(program(name, precision), tmp_path_factory.mktemp(name) / "net.engine")
+
+    return built
+
+
 @rtx
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int8-float16"])
 @pytest.mark.parametrize("name", references.each("resnet", "vit", "lstm"))
-def test_every_reference_network_is_built_without_a_warning(name: str, precision: str, tmp_path: Path) -> None:
-    artifact = TensorRT().export(program(name, precision), tmp_path / "net.engine")
+def test_every_reference_network_is_built_without_a_warning(name: str, precision: str, engine: Engine) -> None:
+    artifact = engine(name, precision)
     assert artifact.precision == precision
     assert artifact.path.read_bytes()[:4] == b"vtrt"
     assert artifact.size_bytes == artifact.path.stat().st_size
-    assert {path.name for path in tmp_path.iterdir()} == {"net.engine", "net.tensorrt.onnx"}
+    assert {path.name for path in artifact.path.parent.iterdir()} == {"net.engine", "net.tensorrt.onnx"}
     assert not [note for note in artifact.notes if "warns" in note]
     assert artifact.layer_types is not None
     assert artifact.layer_types.source == "parsed network"
@@ -87,20 +103,20 @@ def test_every_reference_network_is_built_without_a_warning(name: str, precision
         ("int8-float16", 25.0),
     ],
 )
-def test_the_onnx_file_beside_the_engine_agrees(precision: str, least_db: float, tmp_path: Path) -> None:
-    artifact = TensorRT().export(program("resnet", precision), tmp_path / "net.engine")
+def test_the_onnx_file_beside_the_engine_agrees(precision: str, least_db: float, engine: Engine) -> None:
+    artifact = engine("resnet", precision)
     x = REFERENCES["resnet"].inputs(3, seed=9)
-    session = onnxruntime.InferenceSession(tmp_path / "net.tensorrt.onnx", providers=["CPUExecutionProvider"])
+    beside = artifact.path.with_name("net.tensorrt.onnx")
+    session = onnxruntime.InferenceSession(beside, providers=["CPUExecutionProvider"])
     got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    want = folded("resnet")(x).numpy().astype(float)
-    assert 10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()) > least_db
+    assert sqnr_db(folded("resnet")(x), got) > least_db
     quantized = None if artifact.coverage is None else len(artifact.coverage.quantized)
     assert quantized == (10 if "int8" in precision else None)
 
 
 @rtx
-def test_what_an_engine_needs_elsewhere_is_noted(tmp_path: Path) -> None:
-    artifact = TensorRT().export(program("resnet", "int8"), tmp_path / "net.engine")
+def test_what_an_engine_needs_elsewhere_is_noted(engine: Engine) -> None:
+    artifact = engine("resnet", "int8")
     text = "\n".join(artifact.notes)
     assert artifact.versions["tensorrt-rtx"]
     assert "Parsed network: 9 convolution in int8, 1 matrix_multiply in int8;" in text
@@ -110,8 +126,8 @@ def test_what_an_engine_needs_elsewhere_is_noted(tmp_path: Path) -> None:
 
 
 @rtx
-def test_int8_coverage_is_what_the_parser_reads(tmp_path: Path) -> None:
-    artifact = TensorRT().export(program("vit", "int8"), tmp_path / "net.engine")
+def test_int8_coverage_is_what_the_parser_reads(engine: Engine) -> None:
+    artifact = engine("vit", "int8")
     assert artifact.coverage is not None
     assert len(artifact.coverage.quantized) == WEIGHTED["vit"][0]
     assert artifact.coverage.kernels == {} and artifact.coverage.source == "parsed network"

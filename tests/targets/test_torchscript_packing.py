@@ -13,9 +13,10 @@ from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.plan import Quantization
 from optimize.targets.torchscript import packing
+from tests import fresh
 from tests.cpus import NEEDS_VNNI
 from tests.nets import sqnr_db
-from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, run_fresh, seeded
+from tests.targets.scripted import BATCHES, TARGET, captured, draw, int8, quantized, seeded
 
 # More than 100 groups: kernels FBGEMM lacks run in parts of at most 100 groups; (shape, layer, number of kernels).
 MANY_GROUPS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], int]] = {
@@ -139,10 +140,9 @@ def test_layers_in_parts_and_absorbed_paddings_load_in_a_fresh_process(tmp_path:
 
     program = captured(forward, (8, 18, 18), **layers)
     artifact = TARGET.export(quantized(program, [draw(8, 8, 18, 18)]), tmp_path / f"net{TARGET.suffix}")
-    cases: list[tuple[Tensor, ...]] = [(draw(batch, 8, 18, 18, seed=batch),) for batch in BATCHES]
-    (answers,) = run_fresh(tmp_path, {artifact.path: cases})
-    for case, got in zip(cases, answers, strict=True):
-        assert sqnr_db(program.run(case)[0], got) > 25
+    asked = [(artifact.path, draw(batch, 8, 18, 18, seed=batch)) for batch in BATCHES]
+    for (_, x), got in zip(asked, fresh.answers(tmp_path, asked), strict=True):
+        assert sqnr_db(program(x), got) > 25
 
 
 @NEEDS_VNNI

@@ -1,10 +1,6 @@
 """Weights alone in integers on ONNX Runtime, OpenVINO and TorchScript: a file's answers, its size, what it says."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from optimize.errors import Refused
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.onnx.runner import import_runtime, keep_optimized, open_session, session_options
+from tests import fresh
 from tests.nets import sqnr_db
 from tests.passes.test_quantize_weights import capture, language, rounded
 from tests.slow import but_slowly
@@ -31,40 +28,6 @@ TARGETS = ("onnx", "torchscript", "openvino")
 LEAST_DB = {"onnx": 40, "torchscript": 44, "openvino": 40}
 #: Where blocks do not fill a row OpenVINO unpacks the integers when it opens the file.
 IN_FLOAT = "OpenVINO executes it in f32"
-FRESH = """
-import json, sys
-import numpy as np
-for path, target, x, y in json.load(sys.stdin):
-    if target == "onnx":
-        import onnxruntime
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        got = session.run(None, {session.get_inputs()[0].name: np.load(x)})[0]
-    elif target == "openvino":
-        import openvino
-        got = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([np.load(x)])[0]
-    else:
-        import torch
-        torch.set_num_threads(1)
-        got = torch.jit.load(path)(torch.from_numpy(np.load(x))).numpy()
-    np.save(y, got)
-assert "optimize" not in sys.modules
-"""
-
-
-def run_fresh(folder: Path, artifacts: list[Artifact], x: Tensor, **environment: str) -> list[Tensor]:
-    """Runs files in a process that does not know this package."""
-    np.save(folder / "x.npy", x.numpy())
-    answers = [folder / f"{number}.npy" for number in range(len(artifacts))]
-    work = [
-        (str(artifact.path), artifact.target, str(folder / "x.npy"), str(answer))
-        for artifact, answer in zip(artifacts, answers, strict=True)
-    ]
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", FRESH],
-        input=json.dumps(work), text=True, cwd=folder, env={**variables, **environment}, check=True,
-    )  # fmt: skip
-    return [torch.from_numpy(np.load(answer)) for answer in answers]
 
 
 def exported(program: Program, target: str, folder: Path, name: str = "net") -> Artifact:
@@ -79,12 +42,7 @@ TOKENS = torch.randint(0, 300, (5, 7), generator=torch.Generator().manual_seed(0
 @functools.cache
 def language_of(bits: int, group: int | None = None, *, tied: bool = False) -> Program:
     """Return the language model rounded, once for all targets."""
-    return rounded(whole(tied), bits=bits, group=group)[0]
-
-
-@functools.cache
-def whole(tied: bool) -> Program:
-    return language(tied=tied)
+    return rounded(language(tied=tied), bits=bits, group=group)[0]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +55,8 @@ def languages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
         artifacts = [
             exported(language_of(**options), target, folder, f"net{number}") for number, options in enumerate(OPTIONS)
         ]
-        return list(zip(artifacts, run_fresh(folder, artifacts, TOKENS), strict=True))
+        found = fresh.answers(folder, [(artifact.path, TOKENS) for artifact in artifacts])
+        return list(zip(artifacts, found, strict=True))
 
     return of
 
@@ -108,7 +67,7 @@ def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     target: str, options: dict[str, Any], languages: Callable[[str], list[tuple[Artifact, Tensor]]]
 ) -> None:
     program, blocks = language_of(**options), options.get("group", 32)
-    artifact, fresh = languages(target)[OPTIONS.index(options)]
+    artifact, alone = languages(target)[OPTIONS.index(options)]
     assert artifact.precision == f"int{options['bits']}-weights"
     assert artifact.coverage is not None
     padded = {layer.name for layer in artifact.coverage.left_float if layer.reason == IN_FLOAT}
@@ -119,7 +78,7 @@ def test_a_language_model_answers_as_its_program_in_a_fresh_process(
     runner = artifact.load(threads=1)
     for tokens in (TOKENS[:1], TOKENS):
         assert sqnr_db(program(tokens), runner(tokens)) > LEAST_DB[target]
-    assert sqnr_db(program(TOKENS), fresh) > LEAST_DB[target]
+    assert sqnr_db(program(TOKENS), alone) > LEAST_DB[target]
 
 
 def test_openvino_names_the_layers_of_attention_that_it_multiplies(tmp_path: Path) -> None:
@@ -222,7 +181,7 @@ def test_a_torchscript_file_runs_on_another_instruction_set(capability: str, tmp
     programs = [rounded(linear, bits=bits)[0] for bits in (8, 4)]
     files = [exported(program, "torchscript", tmp_path, f"net{number}") for number, program in enumerate(programs)]
     x = draw(5, 96, seed=1)
-    answers = run_fresh(tmp_path, files, x, ATEN_CPU_CAPABILITY=capability)
+    answers = fresh.answers(tmp_path, [(file.path, x) for file in files], ATEN_CPU_CAPABILITY=capability)
     assert all(
         sqnr_db(program(x), got) > LEAST_DB["torchscript"] for program, got in zip(programs, answers, strict=True)
     )
@@ -267,7 +226,7 @@ def test_torch_makes_floats_of_wide_blocks_when_it_opens_the_file(tmp_path: Path
     program, _ = rounded(capture(nn.Linear(250, 64), draw(2, 250)), bits=8, group=64)
     artifact, x = exported(program, "torchscript", tmp_path), draw(3, 250, seed=1)
     assert artifact.size_bytes < 0.45 * 4 * 64 * 250
-    assert sqnr_db(program(x), run_fresh(tmp_path, [artifact], x)[0]) > 100
+    assert sqnr_db(program(x), artifact.load(threads=1)(x)) > 100
 
 
 @pytest.mark.parametrize("target", ["eager", "tensorrt"])
