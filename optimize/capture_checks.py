@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,8 +33,8 @@ _HINT = (
 
 #: Kernels of one layer are nearer to each other than this, in float16 too.
 _ALIKE_DB = 40.0
-#: Sizes that a model excepts, of which so many are tried.
-_MOST_EXCEPTIONS = 8
+#: Sizes that a model excepts, of which so many are tried, and none that is so many times the example's.
+_MOST_EXCEPTIONS, _MOST_TIMES = 8, 8
 #: What whole numbers are drawn below that no table says anything of.
 _BOUNDS = (100, 10, 2, 1)
 _LOOK_UPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
@@ -267,7 +268,9 @@ def _exceptions(program: Program) -> list[tuple[str, int]]:
             guards = free.node.shape_env.guards if isinstance(free, torch.SymInt) else ()
             pairs = (guard.expr.args for guard in guards if isinstance(guard.expr, sympy.Ne))
             found |= {(name, int(size)): None for one, size in pairs if one == free.node.expr and size.is_Integer}
-    return [(name, size) for name, size in found if program.free[name].holds(size)][:_MOST_EXCEPTIONS]
+    most = {name: _MOST_TIMES * size for name, size in program.example_sizes().items()}
+    held = ((name, size) for name, size in found if program.free[name].holds(size) and size <= most[name])
+    return list(itertools.islice(held, _MOST_EXCEPTIONS))
 
 
 def _agree(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:

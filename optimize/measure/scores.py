@@ -29,6 +29,8 @@ LARGEST = 1e100
 _BEYOND_PEAK = 2.0
 #: So many times beyond the largest number, white is none of theirs.
 _BELOW_PEAK = 1e5
+#: Samples that find their label among others by chance, at most.
+_MOST_BY_CHANCE = 0.9
 
 
 class Misfit(Exception):
@@ -212,13 +214,16 @@ def near_ones(k: int, rows: np.ndarray) -> np.ndarray:
         rows: Embeddings and labels ``[N, D + 1]``, as `embedded` makes them.
 
     Raises:
-        Misfit: A sample has fewer others with another label.
+        Misfit: Hardly any embeddings would miss one.
     """
+    from scipy.stats import hypergeom
+
     vectors, labels = rows[:, :-1], rows[:, -1]
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    others = len(rows) - int(counts.max(initial=0))
-    if others < k and counts.max(initial=0) > 1:
-        raise Misfit(f"only {others} others have another label than some samples, so that none is missed")
+    several, most = counts[counts > 1], max(len(rows) - 1, 1)
+    chance = 1 - np.average(hypergeom.pmf(0, most, several - 1, min(k, most)), weights=several) if several.size else 0.0
+    if chance > _MOST_BY_CHANCE:
+        raise Misfit(f"one of {k} others has the label of {chance:.0%} of the samples by chance: take fewer")
     size, found = max(1, _COSINES // max(len(rows), 1)), np.zeros(len(rows), bool)
     for start in range(0, len(rows), size):
         block = slice(start, start + size)

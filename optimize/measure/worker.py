@@ -164,19 +164,22 @@ class Worker:
     def _sampled(self, answer: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return numbers of each output, at the same places each time, which no file knows."""
         draws = np.random.default_rng(self._seed)
-        arrays = [array.reshape(-1) for array in answer if array.size and array.dtype.kind not in "OSU"]
+        known = (array for array in answer if isinstance(array, np.ndarray))
+        arrays = [array.reshape(-1) for array in known if array.size and array.dtype.kind not in "OSU"]
         return [as_reals(array[draws.integers(0, array.size, _SAMPLED)]) for array in arrays]
 
     def _run(self, request: Mapping[str, Any]) -> Reply:
         arrays, runs = read_arrays(Path(request["inputs"])), request.get("runs", 1)
         batches = [arrays[at * len(arrays) // runs : (at + 1) * len(arrays) // runs] for at in range(runs)]
         outputs = [output for batch in batches for output in self._loaded().answer(self._checked(batch))]
-        texts = next((place for place, output in enumerate(outputs, 1) if output.dtype == object), None)
-        if texts is not None:
-            raise Refused(
-                f"Output {texts} of {len(outputs)} holds texts; files are compared by their numbers.",
-                hint="Leave that output out.",
-            )
+        for place, output in enumerate(outputs, 1):
+            is_array = isinstance(output, np.ndarray)
+            if not is_array or output.dtype == object:
+                told = "holds texts" if is_array else "is no tensor"
+                raise Refused(
+                    f"Output {place} of {len(outputs)} {told}; files are compared by their numbers.",
+                    hint="Leave that output out.",
+                )
         write_arrays(Path(request["outputs"]), outputs)
         return {}
 

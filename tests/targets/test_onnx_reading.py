@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,3 +280,6 @@ def test_texts_are_not_compared(tmp_path: Path) -> None:
     write_arrays(tmp_path / "x.npz", [np.zeros(2, np.float32)])
     answer = worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(tmp_path / "y.npz")})
     assert not answer["ok"] and "Output 2 of 2 holds texts" in answer["error"]
+    worker._loaded = lambda: SimpleNamespace(artifact=artifact, answer=lambda _: [[np.zeros(2)]])  # type: ignore[assignment,return-value]
+    answer = worker.answer({"do": "run", "inputs": str(tmp_path / "x.npz"), "outputs": str(tmp_path / "y.npz")})
+    assert not answer["ok"] and "Output 1 of 1 is no tensor" in answer["error"]
