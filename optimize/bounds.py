@@ -312,6 +312,10 @@ def _shown(number: int) -> str:
     return str(number) if abs(number) < 10**_DIGITS else f"a number of more than {_DIGITS} digits"
 
 
+#: The share of the free memory that what a file answers to one question may take: it is compared as doubles.
+ANSWER_SHARE = 16
+
+
 def free_bytes() -> int:
     """Return the bytes of memory that can be had, without a limit where the system does not say."""
     with contextlib.suppress(OSError, ValueError, StopIteration):

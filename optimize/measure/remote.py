@@ -29,7 +29,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import IO, Any
 
-from optimize.bounds import free_bytes
+from optimize.bounds import ANSWER_SHARE, free_bytes
 from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.escaping import plain
 from optimize.files import copy_bytes
@@ -255,7 +255,7 @@ class Remote:
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from there, no more of it than is read; what it holds is for the reader to judge."""
-        most = free_bytes() // 4 + 1
+        most = free_bytes() // ANSWER_SHARE + 1
         # Whoever reads a pipe that nobody writes to waits for ever.
         with self._process(f"test -f {name} && head -c {most} {name}") as (process, _), path.open("wb") as file:
             copy_bytes(_said(process), file, most)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.bounds import free_bytes
+from optimize.bounds import ANSWER_SHARE, free_bytes
 from optimize.distances import ratio_db
 from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
 from optimize.measure.subjects import MODULE
@@ -331,7 +331,7 @@ def read_answer(folder: Path, name: str, numbers: int | None = None, runs: int =
     """
     from optimize.data.array_files import Members  # not in the worker, whose memory is measured
 
-    most_bytes = free_bytes() // 16  # they are written out as doubles to be compared
+    most_bytes = free_bytes() // ANSWER_SHARE
     with left_in(folder, name, most_bytes=most_bytes) as file:
         size = os.fstat(file.fileno()).st_size
         if numbers is not None and size > max(_SMALL_BYTES, _NUMBER_BYTES * numbers):
