@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 import optimize
 from benchmarks.conditions import conditions
-from benchmarks.distillation import BATCH, CALIBRATION, LOST, PRECISION, SEED, accuracy, described, progress
+from benchmarks.distillation import BATCH, CALIBRATION, LOST, SEED, accuracy, described, progress
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
-from models.train import Pictures, load_split
+from models.train import PRECISION, Pictures, load_split
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.pace import Pace

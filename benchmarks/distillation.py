@@ -36,16 +36,13 @@ from benchmarks.flags import fused, int8
 from models.conv_bn import ConvBN
 from models.data import DEFAULT_ROOT
 from models.resnet import ResNet
-from models.train import Pictures, load_split
-from optimize import processor
+from models.train import PRECISION, Pictures, load_split
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import measure
 from optimize.targets.base import Artifact
 from optimize.training import Labels, Logits, Training
 
 BATCH, CALIBRATION, SEED = 128, 512, 0
-#: Of products in training: of two that are as good the faster one.
-PRECISION = "float32" if processor.host().lacks_bfloat16 else "bfloat16"
 LOST, PARAMETERS, FLOAT_TIME, INT8_TIME = 0.3, 0.3, 0.5, 0.55
 
 

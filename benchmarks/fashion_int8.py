@@ -20,13 +20,12 @@ import torch
 from torch import nn
 
 import optimize
-from benchmarks.distillation import PRECISION
 from benchmarks.flags import fused, int8
 from models.data import DEFAULT_ROOT
 from models.mobilenetv3 import mobilenetv3_tiny
 from models.repvgg import fashion_repvgg
 from models.resnet import resnet_tiny
-from models.train import Pictures, accuracy, load_split, save
+from models.train import PRECISION, Pictures, accuracy, load_split, save
 from models.vit import vit_tiny
 from optimize.training import Labels, Training
 

@@ -35,10 +35,10 @@ import torch
 
 import optimize
 from benchmarks.conditions import conditions
-from benchmarks.distillation import BATCH, CALIBRATION, PRECISION, SEED, resnet20
+from benchmarks.distillation import BATCH, CALIBRATION, SEED, resnet20
 from benchmarks.efficientnet_lite0 import declare_torchvision_operators
 from models.data import DEFAULT_ROOT
-from models.train import Pictures, load_split
+from models.train import PRECISION, Pictures, load_split
 from models.unet import UNet
 from models.vit import ViT
 from optimize.errors import Refused

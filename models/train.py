@@ -18,8 +18,12 @@ from torch.nn import functional
 
 from models.data import DEFAULT_ROOT, Split, fashion_mnist
 from models.repvgg import fashion_repvgg
+from optimize import processor
 from optimize.errors import UsageError
 from optimize.training import Labels, Training
+
+#: Of products in training: of two that are as good the faster one.
+PRECISION = "float32" if processor.host().lacks_bfloat16 else "bfloat16"
 
 
 def load_split(split: Split, root: Path) -> tuple[Tensor, Tensor]:
@@ -132,7 +136,7 @@ def train(options: argparse.Namespace) -> nn.Module:
         optimizer=lambda weights: torch.optim.SGD(
             weights, options.lr, momentum=0.9, weight_decay=options.weight_decay, nesterov=True
         ),
-        precision="bfloat16",
+        precision=PRECISION,
         judge=tell,
     )
     model: nn.Module = fashion_repvgg().to(memory_format=torch.channels_last)  # type: ignore[call-overload]

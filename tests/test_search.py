@@ -22,7 +22,7 @@ from optimize.quantization.simulation import simulated_db
 from optimize.recipe import Recipe, parse
 from optimize.report.model import Report, Row
 from tests.measure.test_bound import judged
-from tests.quantization.test_sensitivity import fragile, images, quantized
+from tests.quantization.test_sensitivity import fragile, images
 
 pytestmark = pytest.mark.usefixtures("files_run_here")
 
@@ -47,7 +47,8 @@ def given_back(row: Row) -> list[str]:
 
 
 def test_the_fragile_layer_alone_goes_back_on_every_target(tmp_path: Path) -> None:
-    plain, program = quantized(fragile(), images(64))
+    plain = optimize.capture(fragile(), (images(2),))
+    program, _ = optimize.QuantizeStatic(calibration=[images(64)]).apply(plain)
     wanted = round(simulated_db(program, [(images(64),)], reference=plain)) + 8.0
     report = run(tmp_path, ["onnx", "torchscript"], min_sqnr=wanted)
     for row in int8(report):
