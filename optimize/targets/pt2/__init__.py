@@ -134,7 +134,9 @@ def f(*arrays):
 
     def noting_kernels(self) -> AbstractContextManager[None]:
         """Let packages compiled meanwhile tell torch's profiler when each kernel runs."""
-        return packaging.variable("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "1")
+        from optimize.targets.pt2.compiler import NOTES_KERNELS
+
+        return packaging.variable(NOTES_KERNELS, "1")
 
     def probe(self, asked: Probing) -> Probe:
         """Load a package, compiled under ``noting_kernels``, for torch's profiler."""

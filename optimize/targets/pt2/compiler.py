@@ -25,6 +25,8 @@ from optimize.targets.packaging import say_in_archive
 from optimize.targets.pt2.lowering import operators
 
 _COMPILE = "optimize.targets.pt2.compiler:compile_here"
+#: The variable that lets a package tell torch's profiler when each kernel runs.
+NOTES_KERNELS = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"
 #: The largest networks take a minute; what is not done by then hangs.
 LIMIT_S = 1800.0
 CONFIGURATION = {
@@ -143,8 +145,10 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
     try:
         exported = torch.export.load(program)
         with torch.no_grad():  # with gradients inductor does not freeze
+            # What torch saw of the environment when it was imported may be older.
+            notes = {"cpp.enable_kernel_profile": os.environ.get(NOTES_KERNELS) == "1"}
             torch._inductor.aoti_compile_and_package(
-                exported, package_path=package, inductor_configs=dict(CONFIGURATION)
+                exported, package_path=package, inductor_configs={**CONFIGURATION, **notes}
             )
     except Exception as error:
         raise Refused(first_line(error)) from error
