@@ -35,7 +35,7 @@ def captured(name: str, statistics: int | None = 1) -> Program:
 
 
 def folded(name: str, statistics: int | None = 1) -> Program:
-    """Return ``captured`` with every BatchNorm folded and every branch merged that can be."""
+    """Return ``captured``, BatchNorms folded and then branches merged: those of diverse_branch stay so."""
     return _folded(name, None if name in PLAIN else statistics).clone()
 
 
