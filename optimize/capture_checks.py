@@ -228,12 +228,8 @@ def _hide(value: torch.Tensor) -> torch.Tensor:
 
 
 def _check_one_sample(program: Program) -> None:
-    inputs = program.sample(1)
-    try:
-        expected = _expected(program, inputs)
-    except Exception:  # statistics of a batch, for example, are not taken over one sample
-        return
-    if _agree(expected, program.run(inputs)):
+    inputs, expected = program.sample(1), _answer(program, {BATCH: 1})
+    if expected is None or _agree(expected, program.run(inputs)):
         return
     if _agree(expected, _expected(program, inputs)):  # a module that counts its calls answers otherwise anyway
         raise Refused(
@@ -249,10 +245,8 @@ def check_exceptions(program: Program) -> None:
         Refused: They answer otherwise there.
     """
     for name, size in _exceptions(program) if program.source is not None else ():
-        inputs, expected = program.resized({name: size}), None
-        with contextlib.suppress(Exception):  # it may take no such size
-            expected = _expected(program, inputs)
-        if expected is not None and not _agree(expected, program.run(inputs)):
+        expected = _answer(program, {name: size})
+        if expected is not None and not _agree(expected, program.run(program.resized({name: size}))):
             raise Refused(
                 f"The model computes otherwise where '{name}' is {size}, so that cannot stay free.",
                 hint="Leave it out of --dynamic and --dynamic-size, or let the model compute alike for any size.",
@@ -306,13 +300,7 @@ def check_sizes(program: Program) -> Program:
     doubled = {
         name: program.free[name].within(size * (2 + place % 2)) for place, (name, size) in enumerate(examples.items())
     }
-
-    @functools.cache
-    def answer(*sizes: int) -> list[torch.Tensor] | None:
-        with contextlib.suppress(Exception):
-            return _expected(program, program.resized(dict(zip(examples, sizes, strict=True))))
-        return None
-
+    answer = functools.cache(lambda *sizes: _answer(program, dict(zip(examples, sizes, strict=True))))
     larger = _largest(answer, examples, doubled)
     smaller = (
         {name: program.free[name].within(smaller(size)) for name, size in examples.items()} for smaller in _SMALLER
@@ -340,6 +328,13 @@ def _largest(
     ((name, taken),), (refused,) = examples.items(), most.values()
     more = range(taken + 1, refused)
     return {name: taken + bisect.bisect_left(more, True, key=lambda size: answer(size) is None)}
+
+
+def _answer(program: Program, sizes: Mapping[str, int]) -> list[torch.Tensor] | None:
+    """Return what the module answers at some sizes; None where it fails: some take no statistics over one sample."""
+    with contextlib.suppress(Exception):
+        return _expected(program, program.resized(sizes))
+    return None
 
 
 def _check_at(program: Program, sizes: Mapping[str, int], expected: Sequence[torch.Tensor] | None) -> None:

@@ -218,6 +218,10 @@ def read_share(text: str) -> dict[str, Any]:
     return {"ratio": ratio, **({"of": what} if what else {})}
 
 
+#: A share of each layer's channels, or of all that is named before it.
+SHARE = Quantity(read_share, "RATIO|macs=RATIO|params=RATIO")
+
+
 class Int8Choice(click.Choice):
     """The ways to INT8; of a number of bits it says which option takes one."""
 

@@ -53,7 +53,7 @@ _MOST_CUT = 0.95
 @options.passes(
     "--prune",
     metavar="RATIO|macs=RATIO|params=RATIO",
-    type=options.Quantity(options.read_share, "RATIO|macs=RATIO|params=RATIO"),
+    type=options.SHARE,
     help="Cut this share of each layer's channels, or of all macs or params; with --calib, the rest makes up for it.",
 )
 @options.passes(
@@ -65,7 +65,7 @@ _MOST_CUT = 0.95
 @options.passes(
     "--depth",
     metavar="RATIO|macs=RATIO|params=RATIO",
-    type=options.Quantity(options.read_share, "RATIO|macs=RATIO|params=RATIO"),
+    type=options.SHARE,
     help="Let one layer stand for several until this share of all macs (or params) is gone, by what --calib shows.",
 )
 @options.passes(

@@ -72,8 +72,7 @@ class GateTrace:
 
     def by_restart(self, clock: Clock) -> list[np.ndarray]:
         """Return the log-ratios of the rounds ``[rounds]`` of each restart that has one."""
-        logs = [np.array([value]) for value in self.log_ratios(clock)]
-        return list(map(np.concatenate, by_restart(list(self.blocks("base")), logs)))
+        return list(map(np.array, by_restart(list(self.blocks("base")), list(self.log_ratios(clock)))))
 
     def medians(self, side: SideName, clock: Clock) -> np.ndarray:
         """Return the median seconds of each block of one side, ``[rounds]``."""

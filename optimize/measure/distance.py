@@ -117,12 +117,10 @@ class LostParts:
                 return f"in {count} of {len(heard)} places of its axis {axis}"
         signal, noise = np.concatenate([np.zeros((2, 0)), *self._by_sample], 1)
         heard, lost = _heard(signal, noise)
-        many = heard.sum() >= _FEW_VALUES and lost.sum() > _MANY * heard.sum()
-        return (
-            f"in {lost.sum()} of {len(heard)} samples"
-            if many and ratio_db(signal.sum(), noise.sum()) > _NEAR_DB
-            else ""
-        )
+        is_near = ratio_db(signal.sum(), noise.sum()) > _NEAR_DB
+        if is_near and heard.sum() >= _FEW_VALUES and lost.sum() > _MANY * heard.sum():
+            return f"in {lost.sum()} of {len(heard)} samples"
+        return ""
 
 
 def _heard(signal: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -153,9 +153,9 @@ def decibels_of_peak(peak: float, outputs: Outputs, wanted: np.ndarray) -> np.nd
         Misfit: What is wanted is on another scale.
     """
     found, wanted = _alike(outputs, wanted)
-    if wanted.size and np.abs(wanted).max() > _BEYOND_PEAK * peak:
-        raise Misfit(f"numbers reach {np.abs(wanted).max():g}, and white is {peak:g}: say psnr@255, for example")
     largest = float(np.abs(wanted).max(initial=0))
+    if largest > _BEYOND_PEAK * peak:
+        raise Misfit(f"numbers reach {largest:g}, and white is {peak:g}: say psnr@255, for example")
     if 0 < largest < peak / _BELOW_PEAK:
         raise Misfit(f"numbers reach {largest:g} alone, and white is {peak:g}, beside which no error is seen")
     errors = np.square(found - wanted).mean(1)

@@ -184,9 +184,9 @@ def describe_file(
     there = [file for file in files or (path,) if file.is_file()]
     size_bytes = sum(file.stat().st_size for file in there)
     beside = tuple(Path(os.path.relpath(file, path.parent)).as_posix() for file in there if file != path)
-    found = Artifact(target, path, tuple(inputs), (), precision, file_digest(*there), size_bytes, "", beside=beside)
     words: dict[str, Any] = {key: (said or {}).get(key, "") for key in SAID}
-    return replace(found, untrusted=not trust, **{**words, "cpu": processor.known(words["cpu"], precision)})
+    words |= {"cpu": processor.known(words["cpu"], precision), "untrusted": not trust, "beside": beside}
+    return Artifact(target, path, tuple(inputs), (), precision, file_digest(*there), size_bytes, "", **words)
 
 
 def input_specs(program: Program) -> tuple[TensorSpec, ...]:
