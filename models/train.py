@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from optimize.errors import UsageError
 from optimize.training import Labels, Training
 
 #: Of products in training: of two that are as good the faster one.
-PRECISION = "float32" if processor.host().lacks_bfloat16 else "bfloat16"
+PRECISION: Literal["float32", "bfloat16"] = "float32" if processor.host().lacks_bfloat16 else "bfloat16"
 
 
 def load_split(split: Split, root: Path) -> tuple[Tensor, Tensor]:
