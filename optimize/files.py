@@ -30,10 +30,11 @@ _PIECE_BYTES = 1 << 20
 #: the other files that a command writes by itself: a trace, JUnit, pages.
 RECORD = b'{\n "schema_version": '
 _RESULTS = (
-    b"".join(RECORD.split()), b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite', b"<svg",
-    b"<!doctypehtml>",
+    b"".join(RECORD.split()), b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite',
+    b'<svgxmlns="http://www.w3.org/2000/svg"class="', b'<!doctypehtml><htmllang="en"><head><metacharset="utf-8">'
+    b'<metaname="viewport"content="width=device-width,initial-scale=1"><metaname="color-scheme"content="lightdark">',
 )  # fmt: skip
-_FIRST = 256
+_FIRST = 512
 #: Of the summary of a step: of a longer one GitHub shows nothing.
 APPENDED_BYTES = 1 << 20
 

@@ -79,6 +79,7 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     Exit codes: 0 pass, 1 fail (slower, larger, or wrong), 2 usage, 3 inconclusive, 4 not comparable.
     """
     settings = _settings(models, given)
+    options.keep([name for case in settings.cases for name in case.files])
     record = _check(settings, given)
     _report(record, given)
     sys.exit(record.exit_code)

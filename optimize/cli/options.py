@@ -147,6 +147,17 @@ def destinations(ctx: click.Context) -> dict[str, tuple[Sequence[str] | None, Pa
     return {name: (kind.names, given[name]) for name, kind in places if str(given.get(name) or "-") != "-"}
 
 
+def keep(read: Sequence[str]) -> None:
+    """Make sure that no result takes the place of what a configuration names; a base's may be the next one's.
+
+    Raises:
+        UsageError: It would.
+    """
+    for name, (_, path) in destinations(click.get_current_context()).items():
+        if name != "save_baseline":
+            files.check_apart(path, read)
+
+
 def grouped(parameters: Sequence[click.Parameter]) -> Iterator[tuple[str, list[click.Option]]]:
     """Yield the sections with their options; click's own belong to the output."""
     entries = [entry for entry in parameters if isinstance(entry, click.Option)]

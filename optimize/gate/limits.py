@@ -187,6 +187,11 @@ class Case(Limits):
         return self
 
     @property
+    def files(self) -> list[str]:
+        """What it names that is read: models, data and interpreters."""
+        return [name for key in _FILES if (name := getattr(self, key))]
+
+    @property
     def judged_by(self) -> Metric | None:
         """The metric; None for top-1 or the accuracy of pixels, where there are labels.
 
@@ -251,6 +256,7 @@ class Settings(BaseModel):
 #: Keys that belong to single cases only.
 _OF_A_CASE = ("name", "base", "candidate")
 _PROGRAMS = ("base_python", "candidate_python")
+_FILES = ("base", "candidate", "data", "eval", *_PROGRAMS)
 _SHARED = tuple(name for name in Case.model_fields if name not in _OF_A_CASE)
 
 
@@ -333,8 +339,7 @@ def refuse_code(content: Mapping[str, Any], path: Path) -> None:
 
 def located(case: Case, folder: Path) -> Case:
     """Return a case of a configuration with its files looked for beside that configuration."""
-    names = ("base", "candidate", "data", "eval", "base_python", "candidate_python")
-    found: dict[str, Any] = {name: _beside(folder, getattr(case, name)) for name in names}
+    found: dict[str, Any] = {name: _beside(folder, getattr(case, name)) for name in _FILES}
     if name := case.preprocess.get("tokenizer"):
         found["preprocess"] = {**case.preprocess, "tokenizer": _beside(folder, name)}
     return case.model_copy(update=found)

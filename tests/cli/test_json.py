@@ -83,6 +83,28 @@ def test_a_record_replaces_records_alone(folder: Path, typed: Typed) -> None:
         assert json.loads((folder / "d.json").read_text())["files"] == list(PAIR)
 
 
+def test_pages_and_drawings_of_somebody_else_are_not_replaced(folder: Path, typed: Typed) -> None:
+    for name, text in (("page.html", "<!doctype html>\n<html><body>mine"), ("logo.svg", '<svg viewBox="0 0 9 9">')):
+        (folder / name).write_text(text)
+        done = typed("show", *NET, "--out", name, cwd=folder)
+        assert done.returncode == 1 and f"'{name}' is no result of a command" in done.stderr, done.stderr
+        assert (folder / name).read_text() == text
+        (folder / name).unlink()
+        for _ in range(2):  # its own is replaced
+            done = typed("show", *NET, "--out", name, cwd=folder)
+            assert done.returncode == 0, done.stderr
+
+
+def test_what_a_configuration_names_is_not_replaced(folder: Path, typed: Typed) -> None:
+    (folder / "base.json").write_text(text := '{\n "schema_version": 1,\n "created": ""\n}\n')
+    case = f'[[tool.optimize.check.cases]]\nbase = "base.json"\ncandidate = "{PAIR[1]}"\n'
+    (folder / "pyproject.toml").write_text(f"[tool.optimize.check]\n{case}")
+    for option in ("--json", "--junit"):
+        done = typed("check", option, "base.json", cwd=folder)
+        assert done.returncode == 2 and "'base.json' is named twice" in done.stderr, done.stderr
+    assert (folder / "base.json").read_text() == text
+
+
 @pytest.mark.parametrize("name", ["report.json", "recipe.yaml", "base.float32.onnx"])
 def test_a_record_takes_no_name_of_a_result(name: str, folder: Path, typed: Typed) -> None:
     done = typed(PAIR[0], "--to", "onnx", "--out", "build", "--json", Path("build") / name, cwd=folder)
