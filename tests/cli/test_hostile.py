@@ -1,5 +1,6 @@
 """Names and texts made to be obeyed: by a terminal, a CI runner, Markdown, a browser, XML. All are only shown."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -91,7 +92,8 @@ def test_a_recipe(tmp_path: Path, typed: Typed) -> None:
 
 def test_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     named = [entry.model_copy(update={"name": NAME, "reason": NAME, "warnings": (NAME,)}) for entry in CASES]
-    found = RECORD.model_copy(update={"cases": tuple(named), "command": NAME, "environment": {"cpu": NAME}})
+    machine = dataclasses.replace(RECORD.environment, cpu=NAME)
+    found = RECORD.model_copy(update={"cases": tuple(named), "command": NAME, "environment": machine})
     told = check.tell_check(found)
     console.show(told)
     assert_only_shown(capsys.readouterr().out)
