@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _MASKED, _MASKED_TIMES = -1e4, 1e3
 #: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
 CAP_DB = 200.0
+#: What differs at all has no more.
+_DIFFERING_DB = 199.9
 
 
 def ratio_db(signal: float, noise: float) -> float:
@@ -20,14 +22,14 @@ def ratio_db(signal: float, noise: float) -> float:
 
     Sums of squares that overflow say nothing of their ratio: then -200, so that nothing passes for them.
 
-    >>> ratio_db(100.0, 1.0), ratio_db(0.0, 0.0), ratio_db(math.inf, 1.0)
-    (20.0, 200.0, -200.0)
+    >>> ratio_db(100.0, 1.0), ratio_db(1e24, 1.0), ratio_db(0.0, 0.0), ratio_db(math.inf, 1.0)
+    (20.0, 199.9, 200.0, -200.0)
     """
     if noise == 0.0:
         return CAP_DB
     if signal == 0.0 or not (math.isfinite(signal) and math.isfinite(noise)):
         return -CAP_DB
-    return min(max(10.0 * math.log10(signal / noise), -CAP_DB), CAP_DB)
+    return min(max(10.0 * math.log10(signal / noise), -CAP_DB), _DIFFERING_DB)
 
 
 def noise_share(sqnr_db: float) -> float:

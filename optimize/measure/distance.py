@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -238,7 +239,8 @@ class DistanceMeter:
 
     def _sqnr_db(self, signal: float) -> float:
         squares_vanish = signal == 0.0 < self._max_abs_error
-        return -CAP_DB if self.not_finite or squares_vanish else ratio_db(signal, self._noise)
+        noise = self._noise or (sys.float_info.min if self._max_abs_error else 0.0)  # what differs is never equal
+        return -CAP_DB if self.not_finite or squares_vanish else ratio_db(signal, noise)
 
 
 def _without_appended(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

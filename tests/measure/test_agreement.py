@@ -40,6 +40,13 @@ def test_equal_outputs_are_capped_and_silence_is_the_floor() -> None:
     assert meter(([zero], [one])).result().sqnr_db == -200.0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("differs", [1e-12, 1e-180])
+def test_what_differs_in_a_place_is_not_equal(differs: float) -> None:
+    """Beside values of 1e12 a difference is small, whatever it is beside its own; its square may be none."""
+    one = np.array([[1e12, 0.0]])
+    assert meter(([one], [one + np.array([0.0, differs])])).result().sqnr_db == 199.9  # type: ignore[union-attr]
+
+
 def test_worst_output_decides_and_only_logits_have_a_top1() -> None:
     image, box = np.ones((2, 3, 4, 4)), np.full((2, 4), 100.0)
     result = meter(([image, box], [image * 1.1, box])).result()

@@ -30,6 +30,7 @@ from optimize.targets.onnx_graph.nodes import (
     take_name,
     tidy,
 )
+from optimize.targets.onnx_graph.weight_only import StoredBlocks
 
 _LAYERS = frozenset({"MatMul", "Gemm", "LSTM", "GRU", "Conv", "ConvTranspose"})
 
@@ -190,15 +191,8 @@ def write_gru(graph: ir.Graph, node: ir.Node) -> None:
 
 def product(graph: ir.Graph, x: ir.Value, weight: np.ndarray, bias: np.ndarray, name: str) -> ir.Value:
     """Write ``x W' + b`` with 8-bit ``W [outputs, inputs]``, the input quantized at run time."""
-    blocks = read_blocks(torch.tensor(weight), 8, 0).resized()
-    rows, _, size = blocks.integers.shape
-    stored = (blocks.stored().numpy(), blocks.scales.numpy(), bias)
-    integers, scales, offset = (
-        store(graph, f"{name}_{suffix}", array) for suffix, array in zip(("q", "scale", "bias"), stored, strict=True)
-    )
-    attributes = {"K": blocks.columns, "N": rows, "bits": 8, "block_size": size, "accuracy_level": 4}
-    inputs = [x, integers, scales, None, None, offset]
-    return add(graph, "MatMulNBits", inputs, attributes, name=name, domain=CONTRIB)
+    held = StoredBlocks(graph, name, read_blocks(torch.tensor(weight), 8, 0).resized())
+    return held.product(graph, x, name, bias=store(graph, f"{name}_bias", bias))
 
 
 def _body(prefix: str, recurrent: np.ndarray, bias: np.ndarray) -> ir.Graph:

@@ -68,14 +68,14 @@ def quantize_weights(
             continue
         write = _embedding if node.op_type == "Gather" else _linear
         blocks = _blocks(node, plan)
-        weight = _Stored(model.graph, names[str(origin)], blocks if whole_rows else blocks.resized())
+        weight = StoredBlocks(model.graph, names[str(origin)], blocks if whole_rows else blocks.resized())
         write(model.graph, node, weight)
         stored.append(weight.integers)
     tidy(model)
     return Coverage(quantized=tuple(done), left_float=tuple(left)), stored
 
 
-class _Stored:
+class StoredBlocks:
     """The blocks of one weight as constants of the graph."""
 
     def __init__(self, graph: ir.Graph, name: str, blocks: Blocks) -> None:
@@ -88,6 +88,14 @@ class _Stored:
     def attributes(self) -> Mapping[str, int]:
         """What both operators are told of the blocks."""
         return {"bits": self.bits, "block_size": max(1 << (self.size - 1).bit_length(), _LEAST_SIZE)}
+
+    def product(
+        self, graph: ir.Graph, x: ir.Value, name: str, *, bias: ir.Value | None = None, like: ir.Value | None = None
+    ) -> ir.Value:
+        """Write ``x W' + b``, the input quantized at run time."""
+        attributes = {**self.attributes, "K": self.columns, "N": self.rows, "accuracy_level": _INTEGER_PRODUCTS}
+        inputs = [x, self.integers, self.scales, *([] if bias is None else [None, None, bias])]
+        return add(graph, "MatMulNBits", inputs, attributes, name=name, like=like, domain=CONTRIB)
 
 
 def _store_scales(graph: ir.Graph, name: str, blocks: Blocks) -> ir.Value:
@@ -139,19 +147,12 @@ def _weight(node: ir.Node) -> torch.Tensor:
     return torch.tensor(weight.T if turned else weight)
 
 
-def _linear(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
+def _linear(graph: ir.Graph, node: ir.Node, weight: StoredBlocks) -> None:
     """``y = x W' + b`` by ``MatMulNBits``."""
     old, bias = node.outputs[0], node.inputs[2] if len(node.inputs) > 2 else None
-    attributes = {**weight.attributes, "K": weight.columns, "N": weight.rows, "accuracy_level": _INTEGER_PRODUCTS}
-    result = add(
-        graph,
-        "MatMulNBits",
-        [node.inputs[0], weight.integers, weight.scales],
-        attributes,
-        name=f"{old.name}_product",
-        like=old,
-        domain=CONTRIB,
-    )
+    x = node.inputs[0]
+    assert x is not None
+    result = weight.product(graph, x, f"{old.name}_product", like=old)
     layer = node.name
     take_name(result, node)
     if bias is not None:
@@ -172,7 +173,7 @@ def _by_columns(graph: ir.Graph, node: ir.Node, name: str, columns: Blocks) -> N
     replace(old, add(graph, "DequantizeLinear", [rows, scales], {"axis": -1}, name=f"{old.name}_real", like=old))
 
 
-def _embedding(graph: ir.Graph, node: ir.Node, weight: _Stored) -> None:
+def _embedding(graph: ir.Graph, node: ir.Node, weight: StoredBlocks) -> None:
     """Take rows of the integers and dequantize those, so that no float table exists; cut what pads the last block."""
     old, width = node.outputs[0], weight.count * weight.size
     assert old.shape is not None
