@@ -37,6 +37,7 @@ _BAR, _EIGHTHS = 12, " ▏▎▍▌▋▊▉"
 #: What is left of a name that a narrow terminal has no room for, and of prose; columns go before names are shorter
 #: than is comfortable, and however narrow it is, so many stay.
 _NARROWEST, _NARROWEST_PROSE, _COMFORTABLE, _FEWEST = 16, 24, 28, 2
+_WIDEST = 10_000
 #: Seconds after which a file or a pipe, where no bar shows it, is told what goes on; then again each time.
 _LONG_S = 30.0
 
@@ -63,6 +64,8 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+        if self.width > _WIDEST:  # COLUMNS, which may be any number: a table is filled up to it
+            self.width = _WIDEST
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to show, their text plain."""

@@ -25,7 +25,7 @@ def test_markup_and_control_characters_in_names_do_nothing(report: Report) -> No
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize(("said", "width"), [("80", 80), ("", 132), ("0", 132), ("wide", 132)])
+@pytest.mark.parametrize(("said", "width"), [("80", 80), ("", 132), ("0", 132), ("wide", 132), ("9" * 11, 10_000)])
 def test_a_pipe_is_as_wide_as_columns_says(said: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", said)
     monkeypatch.setattr("sys.stdout", io.StringIO())
