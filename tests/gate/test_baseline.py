@@ -88,8 +88,12 @@ def edited(stored: Path, **changes: object) -> Path:
     return other
 
 
-def test_what_is_stored(judged: Record, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_is_stored(judged: Record, is_link: bool, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "base.json"
+    if is_link:
+        (tmp_path / "far" / "away").mkdir(parents=True)
+        path.parent.symlink_to(tmp_path / "far" / "away")
     stored = baseline.save(judged, path)
     assert baseline.read(path) == stored
     assert judged.cases[0].candidate is not None
