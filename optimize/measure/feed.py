@@ -94,11 +94,6 @@ class Asked:
     optional: bool = False
 
     @property
-    def fixed_batch(self) -> int | None:
-        """The only batch that the files take; None where it is free."""
-        return fixed_batch(self.specs)
-
-    @property
     def noise(self) -> bool:
         """Whether there is nothing to judge on but noise."""
         return self.data is None and self.labelled is None
@@ -121,7 +116,7 @@ class Asked:
         Raises:
             Refused: The files take another batch, or the data has fewer samples.
         """
-        fixed = self.fixed_batch
+        fixed = fixed_batch(self.specs)
         if fixed is not None and batch not in (1, fixed):
             raise Refused(f"The files take a batch of {fixed}, not {batch}.")
         size = fixed or batch
@@ -149,14 +144,15 @@ class Asked:
         Returns:
             How many samples there are, None where nobody says, and whether the time was over before all of them.
         """
-        size, whole, known = self.fixed_batch or batch, self.fixed_batch is not None, list[int | None]()
+        fixed, known = fixed_batch(self.specs), list[int | None]()
+        size = fixed or batch
         both = [(self.labelled, True), (self.data, False)]
         given = [each for each in both if each[0] is not None] or both[1:]
         for source, labelled in given:
             samples, end = self.opened(source, labelled=labelled, batch=size, count=JUDGED_NOISE), math.inf
             known.append(samples.count)
             for number, (arrays, labels) in enumerate(
-                read(samples, size, sys.maxsize if labelled else DATA_SAMPLES, whole=whole)
+                read(samples, size, sys.maxsize if labelled else DATA_SAMPLES, whole=fixed is not None)
             ):
                 if number and time.monotonic() > end:
                     return _sum(known), True

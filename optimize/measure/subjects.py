@@ -107,11 +107,6 @@ class AgreedPair:
         """Base and candidate."""
         return self.base, self.candidate
 
-    @property
-    def fixed_batch(self) -> int | None:
-        """The only batch that both take; None where it is free."""
-        return fixed_batch(self.specs)
-
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:

@@ -18,7 +18,7 @@ from optimize.measure.environment import SavedRecord
 from optimize.measure.feed import Asked
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor
 from optimize.measure.openers import Side, open_side
-from optimize.measure.subjects import agreed_pair, preparation
+from optimize.measure.subjects import agreed_pair, fixed_batch, preparation
 from optimize.progress import Progress
 from optimize.records import StrictRecord
 from optimize.report import document as doc
@@ -151,7 +151,7 @@ def compare_here(
     opened = [open_side(source, trust=trust, factory=factory) for source in (first, second)]
     pair = agreed_pair(opened[0].subject, opened[1].subject, input_shape, preprocessing)
     sides = Side(pair.base, opened[0].runner), Side(pair.candidate, opened[1].runner)
-    size = pair.fixed_batch or 1
+    size = fixed_batch(pair.specs) or 1
     said, doubt = preparation(pair.models)
     judged_on = Asked(pair.specs, data, preprocessing=preprocessing, said=said, doubt=doubt)
     samples = judged_on.opened(data, batch=size)

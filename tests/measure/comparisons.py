@@ -13,7 +13,7 @@ import optimize
 from optimize.measure.feed import Asked
 from optimize.measure.layers import Distances, compare
 from optimize.measure.openers import Side, open_side
-from optimize.measure.subjects import agreed_pair
+from optimize.measure.subjects import agreed_pair, fixed_batch
 from optimize.registry import find_target
 from tests import references
 
@@ -72,7 +72,7 @@ def compared_sides(
     """Compares two opened files, on noise that stands for data where none is given."""
     pair = agreed_pair(first.subject, second.subject, input_shape)
     sides = Side(pair.base, first.runner), Side(pair.candidate, second.runner)
-    samples = replace(Asked(pair.specs).opened(data, batch=pair.fixed_batch or 1), synthetic=False)
+    samples = replace(Asked(pair.specs).opened(data, batch=fixed_batch(pair.specs) or 1), synthetic=False)
     return compare(*sides, samples, layers=layers, threshold_db=threshold_db)
 
 
