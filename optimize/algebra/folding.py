@@ -106,7 +106,7 @@ def into_outputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, sh
     weight, bias = found
     if bias is not None:
         shift = shift + scale * bias
-    return _rounded(layer, _blocks(layer, weight, scale, inputs=False), shift)
+    return _rounded(layer, scaled(layer, weight, scale, inputs=False), shift)
 
 
 def into_inputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, shift: torch.Tensor) -> Folded | str:
@@ -128,10 +128,9 @@ def into_inputs(module: fx.GraphModule, layer: fx.Node, scale: torch.Tensor, shi
     if shift.any():
         if graph.is_call(layer, *ops.TRANSPOSED_CONVOLUTIONS) or ops.pads_with_zeros(layer):
             return "zero padding after its shift would change the border pixels"
-        moved = _blocks(layer, weight, shift, inputs=True).flatten(1).sum(1)
+        moved = scaled(layer, weight, shift, inputs=True).flatten(1).sum(1)
         bias = moved if bias is None else bias + moved
-    scaled = _blocks(layer, weight, scale, inputs=True)
-    return _rounded(layer, scaled, torch.zeros(()) if bias is None else bias)
+    return _rounded(layer, scaled(layer, weight, scale, inputs=True), torch.zeros(()) if bias is None else bias)
 
 
 def _weights(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torch.Tensor | None] | str:
@@ -147,7 +146,7 @@ def _weights(module: fx.GraphModule, layer: fx.Node) -> tuple[torch.Tensor, torc
     return weight, bias
 
 
-def _blocks(layer: fx.Node, weight: torch.Tensor, numbers: torch.Tensor, *, inputs: bool) -> torch.Tensor:
+def scaled(layer: fx.Node, weight: torch.Tensor, numbers: torch.Tensor, *, inputs: bool) -> torch.Tensor:
     """Multiply a weight by one number an input or output channel, wherever the layer keeps them."""
     groups = ops.groups(layer)
     # A group is [channels of axis 0, channels of axis 1, *K]; axis 0 has the outputs, in a transposed one the inputs.

@@ -17,12 +17,13 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
+from optimize.algebra import folding
 from optimize.distances import ratio_db
 from optimize.program import Program
 from optimize.quantization.calibrate import Batches, not_finite, observe
 from optimize.quantization.calibrators import mse
 from optimize.quantization.grid import round_weight
-from optimize.quantization.links import Link, Reader, by_input, rewrite, scaled_columns
+from optimize.quantization.links import Link, Reader, by_input, rewrite
 from optimize.quantization.numerics import USUAL, scale_and_zero_point
 from optimize.quantization.observers import Statistics
 
@@ -295,8 +296,8 @@ def _measure(program: Program, tried: Mapping[fx.Node, list[_Loss]], batches: Ba
         assert weight is not None
         steps[id(loss)] = scale_and_zero_point(mse(loss.statistics, USUAL.activation), USUAL.activation)
         weights[layer] = weight
-        scaled = scaled_columns(layer, weight, loss.attempt.scale[loss.reader.channels].float())
-        rounded[id(loss)] = round_weight(scaled, WEIGHT).mul_(steps[id(loss)][0])
+        columns = folding.scaled(layer, weight, loss.attempt.scale[loss.reader.channels].float(), inputs=True)
+        rounded[id(loss)] = round_weight(columns, WEIGHT).mul_(steps[id(loss)][0])
 
     def see(node: fx.Node, value: torch.Tensor) -> None:
         exact: dict[fx.Node, torch.Tensor] = {}

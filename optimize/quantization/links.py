@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.algebra import carrying
+from optimize.algebra import carrying, folding
 from optimize.algebra.channelwise import Channelwise
+from optimize.errors import Refused
 from optimize.graph import aten
 from optimize.program import Program, is_one_position, tensor_value
 
@@ -288,16 +289,15 @@ def rewrite(module: fx.GraphModule, link: Link, scale: torch.Tensor, shift: torc
     for maker in () if link.apart else link.makers:
         weight, bias = (graph.constant(module, _optional(maker, name), wide=True) for name in ("weight", "bias"))
         assert weight is not None
-        rows = weight / scale.reshape(-1, *[1] * (weight.dim() - 1))
-        _replace(module, maker, rows, bias, ((0.0 if bias is None else bias) - shift) / scale)
+        moved = ((0.0 if bias is None else bias) - shift) / scale
+        if bias is not None or bool(moved.any()):
+            graph.replace_weight(module, maker, "bias", moved.float(), near=graph.bias_path(maker))
+        graph.replace_weight(module, maker, "weight", (weight / scale.reshape(-1, *[1] * (weight.dim() - 1))).float())
     for reader in link.readers:
-        weight, bias = (
-            graph.constant(module, graph.argument(reader.layer, name), wide=True) for name in ("weight", "bias")
-        )
-        assert weight is not None
-        added = scaled_columns(reader.layer, weight, shift[reader.channels]).flatten(1).sum(1)
-        columns = scaled_columns(reader.layer, weight, scale[reader.channels])
-        _replace(module, reader.layer, columns, bias, (0.0 if bias is None else bias) + added)
+        folded = folding.into_inputs(module, reader.layer, scale[reader.channels], shift[reader.channels])
+        if isinstance(folded, str):  # ``find`` leaves one reason: numbers beyond float32
+            raise Refused(f"'{graph.origin(reader.layer)}' takes no scale: {folded}.", hint="Leave the pass out.")
+        folded.write(module)
 
 
 def _divide(module: fx.GraphModule, link: Link, scale: torch.Tensor) -> None:
@@ -313,27 +313,10 @@ def _divide(module: fx.GraphModule, link: Link, scale: torch.Tensor) -> None:
         graph.set_argument(reader.layer, "input", product)
 
 
-def _replace(
-    module: fx.GraphModule, call: fx.Node, weight: torch.Tensor, before: torch.Tensor | None, bias: torch.Tensor
-) -> None:
-    """Write a call's weight and bias; none is added where it would be zero."""
-    needs_bias = before is not None or bool(bias.any())
-    near = graph.bias_path(call) if needs_bias else ""
-    graph.replace_weight(module, call, "weight", weight.float())
-    if needs_bias:
-        graph.replace_weight(module, call, "bias", bias.float(), near=near)
-
-
 def by_input(layer: fx.Node, weight: torch.Tensor) -> torch.Tensor:
     """Return a layer's weight as ``[groups, C_out / groups, C_in / groups, taps]``."""
     groups = ops.groups(layer)
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-
-
-def scaled_columns(layer: fx.Node, weight: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return a layer's weight with what reads each input channel times a number, ``[C_in]``."""
-    rows = by_input(layer, weight)
-    return (rows * numbers.reshape(rows.shape[0], 1, rows.shape[2], 1)).reshape(weight.shape)
 
 
 def is_own(layer: fx.Node) -> bool:
