@@ -7,13 +7,13 @@
     PYTHONPATH=.:BREVITAS python -m benchmarks.fashion_bits --tools brevitas
 
 The networks are the README's, its branches merged and each convolution with a BatchNorm that changes nothing yet, and
-the MobileNetV2 of ``benchmarks.depth``, trained in float for ``--float-epochs`` (its weights are kept in ``--whole``,
-and taken from there). Weights and what layers read have ``--bits``, the first and the last layer 8; with ``--through``
-our networks are trained with those bits first, for as many epochs. Training that was cut off goes on from ``--keep``.
-Ours and that tool's are trained by the same loop with the same pictures, labels, answers of the float network and
-seeds, on a GPU where there is one. Accuracy is that of the deployed ONNX file on the 10,000 test pictures, which
-decided nothing, and Brevitas' that of its module. The exit code is 1 where one of ours loses more than 0.5 points on
-average with 4 bits, or 3 with 2.
+the MobileNetV2 of ``benchmarks.depth`` with the weights of ``--whole``, by default those in ``models``; where there is
+no such file, it is trained in float for ``--float-epochs`` and kept there. Weights and what layers read have
+``--bits``, the first and the last layer 8; with ``--through`` our networks are trained with those bits first, for as
+many epochs. Training that was cut off goes on from ``--keep``. Ours and that tool's are trained by the same loop with
+the same pictures, labels, answers of the float network and seeds, on a GPU where there is one. Accuracy is that of the
+deployed ONNX file on the 10,000 test pictures, which decided nothing, and Brevitas' that of its module. The exit code
+is 1 where one of ours loses more than 0.5 points on average with 4 bits, or 3 with 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import optimize
 from benchmarks.conditions import conditions
-from benchmarks.depth import mobilenet
+from benchmarks.depth import TRAINED, mobilenet
 from benchmarks.distillation import accuracy, progress
 from benchmarks.quantization_aware import merged
 from models.data import DEFAULT_ROOT
@@ -77,14 +77,13 @@ def float_network(name: str, asked: argparse.Namespace, data: Pictures) -> nn.Mo
         return repvgg(data.images[:CALIBRATION]).eval()
     torch.manual_seed(0)
     net = mobilenet()
-    if asked.whole and asked.whole.exists():
+    if asked.whole.exists():
         net.load_state_dict(torch.load(asked.whole, weights_only=True))
     else:
         folder = asked.keep and asked.keep / "float"
         labels = (Labels(smoothing=0.1),)
         train = Training(data, labels, epochs=asked.float_epochs, rate=0.1, folder=folder, progress=progress)
         train(net.to(memory_format=torch.channels_last))  # a step takes two thirds of the time
-    if asked.whole and not asked.whole.exists():
         torch.save(net.state_dict(), asked.whole.with_suffix(".part"))
         asked.whole.with_suffix(".part").rename(asked.whole)  # others may wait for it
     return net.eval()
@@ -155,7 +154,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--float-epochs", type=int, default=12)
     parser.add_argument("--images", type=int, default=60_000)
-    parser.add_argument("--whole", type=Path, help="State dict of the MobileNetV2")
+    parser.add_argument("--whole", type=Path, default=TRAINED, help="State dict of the MobileNetV2")
     parser.add_argument("--keep", type=Path, help="Folder of checkpoints")
     asked = parser.parse_args()
     print(conditions("onnxruntime"), end="\n\n", flush=True)

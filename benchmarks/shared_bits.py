@@ -1,11 +1,10 @@
 """Bits of the weights of static INT8, shared out by what they do to the answers, beside the same number for all layers.
 
-    python -m benchmarks.shared_bits [MODEL ...] [--bits 8 7 6 5 4] [--whole FILE]
+    python -m benchmarks.shared_bits [MODEL ...] [--bits 8 7 6 5 4]
 
 The networks are those of ``benchmarks.int8_onnx``, which see its installation, and ``fashion``, the MobileNetV2 of
-``benchmarks.fashion_bits`` with its weights in ``--whole``. Decibels are those of the deployed ONNX file's logits
-against the float network, on samples that calibrated nothing. The exit code is 1 where sharing loses half a
-decibel anywhere.
+``models/fashion_mobilenetv2.pt``. Decibels are those of the deployed ONNX file's logits against the float network, on
+samples that calibrated nothing. The exit code is 1 where sharing loses half a decibel anywhere.
 """
 
 from __future__ import annotations
@@ -26,18 +25,16 @@ from benchmarks.int8_torchscript import sqnr_db
 NAMES = ("fashion", *(name for name in MODELS if "/" not in name))
 
 
-def named(name: str, whole: Path | None) -> Case:
+def named(name: str) -> Case:
     """Return a network and its data."""
     if name != "fashion":
         return case(name)
-    from benchmarks.depth import mobilenet
+    from benchmarks.depth import TRAINED, mobilenet
     from models.data import DEFAULT_ROOT
     from models.train import load_split
 
-    if whole is None:
-        raise SystemExit("fashion: give its weights, --whole FILE (benchmarks.fashion_bits writes them)")
     net = mobilenet()
-    net.load_state_dict(torch.load(whole, weights_only=True))
+    net.load_state_dict(torch.load(TRAINED, weights_only=True))
     (x, _), (tested, _) = (load_split(part, DEFAULT_ROOT) for part in ("train", "test"))
     return Case(net.eval(), net, x[:256], tested[:1000])
 
@@ -54,14 +51,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=NAMES)
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 7, 6, 5, 4])
-    parser.add_argument("--whole", type=Path, help="State dict of the Fashion-MNIST MobileNetV2")
     asked = parser.parse_args()
     print(conditions("onnxruntime"), end="\n\n", flush=True)
     print("| network | bits | shared out, dB | all alike, dB | file, MB | of 8 bits' |\n|---|---:|---:|---:|---:|---:|")
     torch.set_num_threads(1)
     holds = True
     for name in asked.models:
-        entry, most = named(name, asked.whole), 0
+        entry, most = named(name), 0
         program = fused(optimize.capture(entry.net, (entry.calibration[:2],)))
         for bits in asked.bits:
             steps = [
