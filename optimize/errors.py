@@ -137,11 +137,16 @@ def lacks_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, without a terminal's colours, or its type where it says nothing.
 
+    TorchScript says it last, behind where it was.
+
     >>> first_line(ValueError("\\n no such size\\n at 0x1")), first_line(KeyError())
     ('no such size', 'KeyError')
+    >>> first_line(RuntimeError("It failed in the TorchScript interpreter.\\n  return x\\nRuntimeError: no such size"))
+    'RuntimeError: no such size'
     """
-    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()
-    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() if line.strip()]
+    is_last = bool(lines) and lines[0].endswith("in the TorchScript interpreter.")
+    return lines[-1 if is_last else 0] if lines else type(error).__name__
 
 
 def in_one_line(error: BaseException) -> str:

@@ -44,16 +44,24 @@ _BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
 )
-_SAME_CONVOLUTIONS = {
-    aten.conv1d.padding: aten.conv1d.default,
-    aten.conv2d.padding: aten.conv2d.default,
-    aten.conv3d.padding: aten.conv3d.default,
-}
+_SAME_CONVOLUTIONS = (
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten._convolution_mode.default,
+)
+#: What traced TorchScript and decomposed graphs call, whatever the number of dimensions; and what they are.
+_ANY_CONVOLUTIONS = (aten.convolution.default, aten._convolution.default, aten._convolution.deprecated)
+_BY_DIMENSIONS = {
+    (3, False): aten.conv1d.default, (3, True): aten.conv_transpose1d.default,
+    (4, False): aten.conv2d.default, (4, True): aten.conv_transpose2d.input,
+    (5, False): aten.conv3d.default, (5, True): aten.conv_transpose3d.input,
+}  # fmt: skip
 #: The forms of bags of embeddings, and what reduces one, at the place of its mode.
 _BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 _REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 #: Operators made of others whose result is always a new one.
-_NEW = (*_SAME_CONVOLUTIONS, *_SAME_CONVOLUTIONS.values(), aten.linear.default, aten.batch_norm.default)
+_NEW = (*_SAME_CONVOLUTIONS, *ops.CONVOLUTIONS, aten.linear.default, aten.batch_norm.default)
 #: Operators made of others that torch's functionalization leaves as they are, or that are written here as it would.
 _SETTLED = (
     *_IDENTITIES, *_SAME_CONVOLUTIONS, *ops.WEIGHTED, *ops.RECURRENT, *ops.CLIPS, *ops.PADS,
@@ -179,6 +187,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_batch_norm(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)
+    elif node.target in _ANY_CONVOLUTIONS:
+        _normalize_convolution(node)
     elif graph.is_call(node, aten.copy.default) and graph.same_form(node, cast(fx.Node, node.args[1])):
         node.replace_all_uses_with(cast(fx.Node, node.args[1]))
         module.graph.erase_node(node)
@@ -319,6 +329,14 @@ def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
         module.graph.erase_node(value)
 
 
+def _normalize_convolution(node: fx.Node) -> None:
+    """Write a convolution of any number of dimensions, transposed or not, as the one that it is."""
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args[:9]
+    node.target = _BY_DIMENSIONS[weight.meta["val"].dim(), bool(transposed)]  # type: ignore[union-attr]
+    more = (output_padding, groups, dilation) if transposed else (dilation, groups)
+    node.args = (x, weight, bias, stride, padding, *more)
+
+
 def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
     """Write ``padding='same'|'valid'`` as integers, with a pad before the convolution where it is not symmetric."""
     x, weight, bias, stride, padding, dilation, groups = node.args
@@ -332,5 +350,5 @@ def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
             x = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
         x.meta = dict(node.meta)
         totals = [0] * dims
-    node.target = _SAME_CONVOLUTIONS[node.target]  # type: ignore[index]
+    node.target = _BY_DIMENSIONS[dims + 2, False]
     node.args = (x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)

@@ -8,8 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import optimize
+from models import REFERENCES
 from optimize import from_export, graph
+from optimize.costs import count
+from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.normal_form import is_settled, write_out_of_place
+from tests import references
 
 
 class Parts(nn.Module):
@@ -300,3 +304,35 @@ def test_dropout_that_drops_nothing_is_what_it_reads_when_that_is_overwritten(sh
     net, x = Overwritten(), torch.randn(3, 4)
     found = optimize.capture(net, (torch.ones(3, 4),)).run([x])  # the example alone would not tell
     assert all(map(torch.equal, found, net(x)))
+
+
+def convolutions(dimensions: int) -> nn.Module:
+    """One convolution of each kind: strided and dilated, in groups, with padding in words, transposed."""
+    kind, transposed = getattr(nn, f"Conv{dimensions}d"), getattr(nn, f"ConvTranspose{dimensions}d")
+    return nn.Sequential(
+        kind(4, 8, 3, stride=2, padding=1, dilation=2),
+        kind(8, 8, 2, groups=4, bias=False, padding="same"),
+        transposed(8, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
+    ).eval()
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["traced", "decomposed"])
+def test_convolutions_of_other_graphs_are_those_of_the_module(kind: str, dimensions: int) -> None:
+    net, x = convolutions(dimensions), torch.randn(2, 4, *[9] * dimensions)
+    if kind == "traced":
+        program = capture_torchscript(torch.jit.trace(net, x), (x,))
+    else:
+        program = capture_exported(torch.export.export(net, (x,)).run_decompositions())
+    wanted = optimize.capture(net, x)
+    layers = {f"conv{dimensions}d": 2, f"conv_transpose{dimensions}d": 1}
+    assert count(program).ops.items() >= layers.items() and count(program).macs == count(wanted).macs > 0
+    torch.testing.assert_close(program(x), net(x))
+
+
+@pytest.mark.parametrize("name", references.each("resnet", "vit", "lstm"))
+def test_a_traced_network_has_the_layers_of_its_module(name: str) -> None:
+    net, x = references.network(name), REFERENCES[name].inputs()
+    traced, wanted = (count(p) for p in (capture_torchscript(torch.jit.trace(net, x), (x,)), references.captured(name)))
+    changed = {op for op in {**traced.ops, **wanted.ops} if traced.ops.get(op) != wanted.ops.get(op)}
+    assert traced.macs == wanted.macs and changed <= {"slice", "zeros", "new_zeros"}, (traced.ops, wanted.ops)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from optimize.capture_checks import check_capture, finite_examples, tell_fixed_length, vary_tokens
+from optimize.costs import count
 from optimize.dimensions import Said
 from optimize.distances import output_error
 from optimize.errors import InputsMisfit, InputsUnknown, Refused, UsageError, VerificationFailed
@@ -56,8 +58,9 @@ class Capturing:
 Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
 _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
-#: How many samples a TorchScript module is tried with that branches by them.
-_BATCHES = (4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129)
+#: How many samples a TorchScript module is tried with: so few always, and as many as take so many steps (products and
+#: bytes that are moved), where no branch of it asks for them.
+_FEW, _BATCHES, _STEPS = 3, (1, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129), 5e9
 _OPTIONS = (
     "Check --input-shape (sizes without the batch, 3,224,224, 16:int64 or 16:bool, ';' between inputs), what "
     "--preprocess makes of pictures, or the data."
@@ -203,33 +206,36 @@ def _hold_against(program: Program, original: Sequence[torch.Tensor]) -> None:
 
 
 def _hold_batches(program: Program, module: torch.jit.ScriptModule) -> None:
-    """Check that a module which branches by how many samples there are answers as its program at more of them.
+    """Check that a module answers as its program for fewer samples, and for more.
 
     Raises:
-        Refused: It does not: the program has the branch that the example took.
+        Refused: It does not: the program has the branch that the example took, or the number that its size became.
     """
-    whole: Any = module.inlined_graph  # what is asked of it ends with it
-    if program.batch is None or not any(map(_asks_size, whole.findAllNodes("prim::If"))):
+    if program.batch is None:
         return
-    for batch in _BATCHES:
-        inputs = program.sample(batch)
-        try:
+    whole: Any = module.inlined_graph  # what is asked of it ends with it
+    branches, stats = any(map(_asks_size, whole.findAllNodes("prim::If"))), count(program)
+    for batch, tried in zip(_BATCHES, itertools.accumulate(_BATCHES), strict=True):
+        if batch > _FEW and not branches and tried * (stats.macs + stats.moved_bytes) > _STEPS:
+            return
+        inputs, wanted = program.sample(batch), None
+        with contextlib.suppress(Exception):  # so many it may not take
             wanted = _answers(module, inputs)
-        except Exception:
-            return  # it takes no more
+        if wanted is None:
+            continue
         try:
             _hold_against(replace(program, inputs=inputs), wanted)
         except Exception as error:
             raise Refused(
-                f"The model branches by its batch, and computes otherwise with {batch} samples than with "
-                f"{program.batch}, so the batch cannot stay free.",
+                f"The model computes by its batch, and otherwise with {batch} samples than with {program.batch}, so "
+                "the batch cannot stay free.",
                 hint="Fix it (--static-batch 1, dynamic_batch=False), or give the eager module, whose bounds are read.",
             ) from error
 
 
 def _asks_size(branch: Any) -> bool:
     """Say whether a branch of TorchScript is taken by a leading size, and not to refuse it."""
-    if any(block.findNode("prim::RaiseException") is not None for block in branch.blocks()):
+    if any(block.findNode("prim::RaiseException", recurse=False) is not None for block in branch.blocks()):
         return False
     waiting, seen = [next(branch.inputs())], set[int]()
     while waiting:
@@ -241,7 +247,7 @@ def _asks_size(branch: Any) -> bool:
         place = list(node.inputs())[1:2] if node.kind() in ("aten::size", "aten::__getitem__") else []
         if place and place[0].toIValue() not in (None, 0):
             continue
-        if node.kind() in ("aten::size", "aten::len"):
+        if node.kind() in ("aten::size", "aten::len", "aten::numel"):
             return True
         waiting += node.inputs()
     return False

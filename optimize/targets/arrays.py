@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optimize.errors import Refused
+
 if TYPE_CHECKING:
     import torch
 
@@ -77,9 +79,15 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's values on the CPU as an array of the same element type and shape."""
+    """Return a tensor's values on the CPU as an array of the same element type and shape.
+
+    Raises:
+        Refused: A model returned something else.
+    """
     import torch
 
+    if not isinstance(tensor, torch.Tensor):
+        raise Refused(f"A model returns {type(tensor).__name__}, no tensor.", hint="Return tensors: files hold no others.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if tensor.dtype is not torch.bfloat16:
         return tensor.numpy()

@@ -26,6 +26,49 @@ class Chunked(nn.Module):
         return self.line(x)
 
 
+class Counted(nn.Module):
+    """Computes with the number of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.size(0) // 3 + 1)
+
+
+class Chosen(nn.Module):
+    """Chooses by the number of samples, without a branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return [x, x * 2][int(x.size(0) > 3)]
+
+
+class Elements(nn.Module):
+    """Branches by the number of elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() > 500:
+            x = x * 2
+        return x
+
+
+class Behind(nn.Module):
+    """Counts the batch from the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2] > 64:
+            x = x * 2
+        return x
+
+
+class Bounded(nn.Module):
+    """Branches, and refuses some of what it branches for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.size(0) > 32:
+            x = x * 2
+            if x.size(0) > 4000:
+                raise ValueError("too many")
+        return x
+
+
 class Wide(nn.Module):
     """Asks for a size that is no batch, and whether there is a sample at all."""
 
@@ -55,7 +98,15 @@ def captured(path: Path, how: Capturing = Capturing()) -> Program:  # noqa: B008
 @pytest.mark.parametrize("most", [4, 16, 100])
 def test_a_branch_by_the_batch_leaves_it_fixed(most: int, tmp_path: Path) -> None:
     path = saved(Chunked(most), tmp_path / "model.pt")
-    with pytest.raises(Refused, match=r"branches by its batch, and computes otherwise with \d+ samples than with 2"):
+    with pytest.raises(Refused, match=r"computes by its batch, and otherwise with \d+ samples than with 2"):
+        captured(path)
+    assert captured(path, Capturing(static_batch=1)).batch is None
+
+
+@pytest.mark.parametrize("kind", [Counted, Chosen, Elements, Behind, Bounded], ids=lambda kind: kind.__name__)
+def test_a_number_of_samples_that_decides_anything_leaves_it_fixed(kind: type[nn.Module], tmp_path: Path) -> None:
+    path = saved(kind(), tmp_path / "model.pt")
+    with pytest.raises(Refused, match=r"computes by its batch, and otherwise with \d+ samples than with 2"):
         captured(path)
     assert captured(path, Capturing(static_batch=1)).batch is None
 

@@ -26,6 +26,11 @@ def test_a_tensor_survives_the_way_there_and_back(dtype: torch.dtype, shape: tup
     assert back.shape == tensor.shape and back.dtype is dtype and torch.equal(back, tensor)
 
 
+def test_what_is_no_tensor_is_refused_by_its_type() -> None:
+    with pytest.raises(Refused, match="A model returns str, no tensor"):
+        to_array("text")  # type: ignore[arg-type]
+
+
 def test_a_bfloat16_array_holds_the_same_numbers() -> None:
     tensor = torch.tensor([[1.0, -2.5], [3e38, float("inf")]]).bfloat16().t()
     np.testing.assert_array_equal(to_array(tensor).astype(np.float32), tensor.float().numpy())
