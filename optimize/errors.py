@@ -135,9 +135,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, without a terminal's colours, or its type where it says nothing.
-
-    TorchScript says it last, behind where it was.
+    """Return the first line of what an error says (TorchScript's last), without colours; its type where there is none.
 
     >>> first_line(ValueError("\\n no such size\\n at 0x1")), first_line(KeyError())
     ('no such size', 'KeyError')

@@ -44,12 +44,7 @@ _BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
 )
-_SAME_CONVOLUTIONS = (
-    aten.conv1d.padding,
-    aten.conv2d.padding,
-    aten.conv3d.padding,
-    aten._convolution_mode.default,
-)
+_SAME_CONVOLUTIONS = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding, aten._convolution_mode.default)
 #: What traced TorchScript and decomposed graphs call, whatever the number of dimensions; and what they are.
 _ANY_CONVOLUTIONS = (aten.convolution.default, aten._convolution.default, aten._convolution.deprecated)
 _BY_DIMENSIONS = {

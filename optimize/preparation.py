@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from optimize.errors import InputsMisfit, Refused, UsageError, nearest, spell
 from optimize.escaping import shortened
+from optimize.graph import dtype_name
 from optimize.program import name_outputs
 from optimize.wording import named
 
@@ -129,7 +130,7 @@ def check_it_runs(
         raise
     except Exception as error:
         inputs = dict(zip(names, pytree.tree_leaves((args, kwargs)), strict=True))
-        told = [f"{name} {_dtype(value)}{list(value.shape)}" for name, value in inputs.items()]
+        told = [f"{name} {dtype_name(value)}{list(value.shape)}" for name, value in inputs.items()]
         what = f"The model fails on {', '.join(told) or 'no inputs'}{_where(error, module)}: {spell(error)}."
         causes = " ".join(filter(None, _causes(error, inputs)))
         raise InputsMisfit(what, causes=causes, advice=_EXAMPLES) from error
@@ -282,7 +283,7 @@ def _causes(error: Exception, inputs: Mapping[str, torch.Tensor]) -> Iterator[st
                 )
     for name, value in inputs.items():
         if "bool" in str(error) and is_truths(value):
-            yield f"'{name}' is {_dtype(value)}: compare it where it is read ({name} != 0), or give bool."
+            yield f"'{name}' is {dtype_name(value)}: compare it where it is read ({name} != 0), or give bool."
     for sizes in (value.shape[2:] for value in inputs.values()):
         if len(sizes) == 3 and sizes[0] in (1, 3):  # looks like pictures with two batches
             yield f"Leave the batch out of the sizes: {','.join(map(str, sizes))}."
@@ -293,10 +294,6 @@ def _causes(error: Exception, inputs: Mapping[str, torch.Tensor]) -> Iterator[st
 def is_truths(value: torch.Tensor) -> bool:
     """Say whether integers are 0 and 1 alone, as a mask is."""
     return not (value.is_floating_point() or value.dtype is torch.bool) and bool(((value == 0) | (value == 1)).all())
-
-
-def _dtype(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 def _is_last(shape: Sequence[int]) -> bool:

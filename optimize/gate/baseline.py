@@ -212,7 +212,7 @@ def of(case: CaseRecord, machine: Environment, folder: Path, created: str) -> Ba
         raise Refused(f"'{case.name}' is not stored as a baseline: {case.reason}.")
     if not side.sha256:
         raise UsageError(f"'{side.source}' is no file; a baseline is one.")
-    source = Path(side.source)  # ".." behind a link leads from where the link does, which letters do not say
+    source = Path(side.source)  # ".." behind a link leads from where that leads, which letters do not say
     path = Path(os.path.relpath(source.parent.resolve() / source.name, folder.resolve())).as_posix()
     return gather(Baseline, machine, case, side, path=path, fingerprint=fingerprint(machine), created=created)
 

@@ -24,7 +24,6 @@ from optimize.program import Program, tensor_value
 from optimize.pruning.compensation import no_samples
 from optimize.pruning.groups import Dependencies
 from optimize.pruning.importance import filters, filters_of, norm_of
-from optimize.pruning.rules import channel_axis
 from optimize.quantization.batches import FlatBatches, sample_specs
 from optimize.quantization.calibrate import Observation, observe
 
@@ -226,7 +225,7 @@ def _activated(node: fx.Node) -> fx.Node:
 
 def _rows(layer: fx.Node, value: torch.Tensor) -> torch.Tensor:
     """Return a value a row an output channel of the layer before it, float64 ``[C_out, M]``."""
-    return value.movedim(channel_axis(layer), 0).flatten(1).double()
+    return value.movedim(ops.channel_axis(layer, layer), 0).flatten(1).double()
 
 
 def _differentiated(

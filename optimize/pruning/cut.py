@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -14,7 +14,7 @@ from optimize.graph import aten
 from optimize.program import Program
 from optimize.pruning.channels import Axis
 from optimize.pruning.groups import Dependencies, Group
-from optimize.pruning.rules import Weight, channel_axis, is_depthwise
+from optimize.pruning.rules import Weight, is_depthwise
 
 #: The argument that names sizes of the result.
 _SHAPES: Mapping[Any, str] = {
@@ -86,7 +86,8 @@ def _places(axis: Axis, removed: Set[int]) -> list[int]:
 
 
 def _resize_groups(layer: fx.Node, found: Dependencies, removed: Set[int]) -> None:
-    channels = found.axes[layer.args[0]][channel_axis(layer)]  # type: ignore[index]
+    x = cast(fx.Node, layer.args[0])
+    channels = found.axes[x][ops.channel_axis(layer, x)]
     if channels is not None:
         graph.set_argument(layer, "groups", len(_places(channels, removed)))
 

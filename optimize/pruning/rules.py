@@ -29,7 +29,7 @@ Source: G. Fang, X. Ma, M. Song, M. Bi Mi, X. Wang, "DepGraph: Towards Any Struc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -120,11 +120,6 @@ def is_depthwise(layer: fx.Node) -> bool:
     return groups > 1 and (rows == groups if ops.output_axis(layer) == 1 else columns == 1)
 
 
-def channel_axis(layer: fx.Node) -> int:
-    """Return the axis of a layer's input and output that holds the channels, counted from the end."""
-    return -1 - ops.SPATIAL_AXES.get(layer.target, 0)
-
-
 def _rule(node: fx.Node) -> Rule:
     return _RULES.get(node.target, _pointwise if ops.is_elementwise(node) else unknown)
 
@@ -150,7 +145,7 @@ def _layer(flow: Flow, node: fx.Node) -> Axes:
     assert isinstance(weight, fx.Node)
     if weight.op != "get_attr" or len(flow.of(weight)) < 2:
         return unknown(flow, node)
-    axes, channel = flow.of(x), channel_axis(node) % len(flow.of(x))
+    axes, channel = flow.of(x), ops.channel_axis(node, cast(fx.Node, x))
     flow.fix(axes[channel + 1 :], reaches(node, "mixes them as space"))
     flow.fix(flow.of(weight)[2:], reaches(node, "takes them as a kernel"))
     output = _layer_output(flow, node, axes[channel], flow.of(weight))

@@ -87,7 +87,7 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise Refused(f"A model returns {type(tensor).__name__}, no tensor.", hint="Return tensors: files hold no others.")
+        raise Refused(f"A model returns {type(tensor).__name__}, no tensor.", hint="Return tensors.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
