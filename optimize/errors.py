@@ -140,11 +140,11 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("\\n no such size\\n at 0x1")), first_line(KeyError())
     ('no such size', 'KeyError')
     >>> first_line(RuntimeError("It failed in the TorchScript interpreter.\\n  return x\\nRuntimeError: no such size"))
-    'RuntimeError: no such size'
+    'no such size'
     """
     lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() if line.strip()]
     is_last = bool(lines) and lines[0].endswith("in the TorchScript interpreter.")
-    return lines[-1 if is_last else 0] if lines else type(error).__name__
+    return lines[-1].partition(": ")[2] if is_last else lines[0] if lines else type(error).__name__
 
 
 def in_one_line(error: BaseException) -> str:

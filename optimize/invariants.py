@@ -92,16 +92,6 @@ def quantization_placed(program: Program) -> Iterator[str]:
         yield f"the quantization plan names '{name}', which is not in the graph"
 
 
-def re_exportable(program: Program) -> Iterator[str]:
-    """torch.export accepts the graph with its dynamic dimensions (the slow one: seconds on a large model)."""
-    from optimize.errors import Refused
-
-    try:
-        program.export()
-    except Refused as error:
-        yield error.what
-
-
 #: Checked after every pass.
 INVARIANTS: tuple[Callable[[Program], Iterator[str]], ...] = (
     node_kinds,
@@ -114,13 +104,13 @@ INVARIANTS: tuple[Callable[[Program], Iterator[str]], ...] = (
 )
 
 
-def check(program: Program, *, deep: bool = False) -> None:
-    """Check every invariant; ``deep`` adds the re-export.
+def check(program: Program) -> None:
+    """Check every invariant. That torch exports the graph again, seconds on a large model, ``Program.export`` says.
 
     Raises:
         VerificationFailed: The first three violations, with the invariant's name.
     """
-    for invariant in (*INVARIANTS, re_exportable) if deep else INVARIANTS:
+    for invariant in INVARIANTS:
         violations = list(invariant(program))
         if violations:
             raise VerificationFailed(f"Invariant '{invariant.__name__}' is broken: {'; '.join(violations[:3])}.")

@@ -38,18 +38,6 @@ class FrozenRecord(BaseModel):
         return found
 
 
-class StrictRecord(FrozenRecord):
-    """A frozen part of what a command writes; the plain dataclasses inside are checked by the same rules."""
-
-    model_config = ConfigDict(
-        allow_inf_nan=False,
-        revalidate_instances="always",
-        from_attributes=True,
-        serialize_by_alias=True,
-        populate_by_name=True,
-    )
-
-
 @dataclass(frozen=True)
 class Rewrite:
     """One place that was changed.

@@ -15,9 +15,8 @@ from pydantic import Field, ValidationError
 
 from optimize.auto.choices import FileChoice
 from optimize.files import whole
-from optimize.records import StrictRecord
 from optimize.regular import find, read_bytes
-from optimize.report.model import Row
+from optimize.report.model import Row, StrictRecord
 from optimize.sealing import seal
 from optimize.texts import MOST_JSON_BYTES
 

@@ -195,7 +195,7 @@ def save(record: Record, path: Path) -> Baseline:
     """
     if len(record.cases) != 1:
         raise UsageError(f"--save-baseline stores one model; the check had {len(record.cases)} cases.")
-    baseline = of(record.cases[0], record.environment, path.parent, record.created)
+    baseline = of(record.cases[0], Environment(**record.environment), path.parent, record.created)
     files.write_text(path, baseline.model_dump_json(indent=1) + "\n")
     return baseline
 

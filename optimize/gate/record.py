@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import AliasChoices, ConfigDict, Field
@@ -11,13 +11,13 @@ from optimize.gate import rounds
 from optimize.gate.limits import OnInconclusive
 from optimize.gate.rounds import GateTrace, SideName
 from optimize.gate.verdict import Decision, Demand, Ratio, Verdict
-from optimize.measure.environment import SavedRecord
 from optimize.measure.metrics import Unit
 from optimize.measure.runs import Clock
 from optimize.measure.statistics import median, percentile
 from optimize.measure.subjects import Subject
 from optimize.records import FrozenRecord, gather
 
+SCHEMA_VERSION = 1
 #: Exit codes; what an inconclusive check ends as can be chosen.
 EXIT_CODES = {
     Verdict.PASS: 0,
@@ -204,10 +204,11 @@ class SelfTestRecord(FrozenRecord):
     fit: bool
 
 
-class Record(SavedRecord):
+class Record(FrozenRecord):
     """A check.
 
     Attributes:
+        schema_version: Of this record.
         verdict: Over all cases.
         exit_code: What the command ends with.
         alpha: The largest probability of a false alarm, over all cases.
@@ -215,8 +216,13 @@ class Record(SavedRecord):
         on_inconclusive: What an inconclusive check ends as.
         cases: In order.
         self_test: Of the runner; None where it was not asked for.
+        environment: The machine.
+        command: How to do it again.
+        files: The models, as the command or the configuration names them.
+        created: When, in UTC.
     """
 
+    schema_version: int = SCHEMA_VERSION
     verdict: Verdict
     exit_code: int
     alpha: float
@@ -224,6 +230,10 @@ class Record(SavedRecord):
     on_inconclusive: OnInconclusive
     cases: tuple[CaseRecord, ...]
     self_test: SelfTestRecord | None = None
+    environment: Mapping[str, Any]
+    command: str
+    files: tuple[str, ...] = ()
+    created: str
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

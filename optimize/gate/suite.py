@@ -6,6 +6,7 @@ Or one model against itself, again and again: is this runner fit to gate? Any fa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from optimize.measure.lockstep import Plan
 from optimize.measure.openers import Opening
 from optimize.measure.remote import connected
 from optimize.progress import Progress
+from optimize.records import now
 
 DECISIONS = 20
 #: The largest share of decisions that may stay open on a runner that is fit.
@@ -94,9 +96,10 @@ def of(
         on_inconclusive=settings.on_inconclusive,
         cases=found,
         self_test=self_test,
-        environment=machine,
+        environment=dataclasses.asdict(machine),
         command=command,
         files=tuple(dict.fromkeys(path for case in settings.cases for path in (case.base, case.candidate))),
+        created=now(),
     )
 
 

@@ -58,8 +58,7 @@ class Capturing:
 Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
 #: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
 _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
-#: How many samples a TorchScript module is tried with: so few always, and as many as take so many steps (products and
-#: bytes that are moved), where no branch of it asks for them.
+#: How many samples TorchScript is tried with: so few always, more within so many products and bytes that are moved.
 _FEW, _BATCHES, _STEPS = 3, (1, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129), 5e9
 _OPTIONS = (
     "Check --input-shape (sizes without the batch, 3,224,224, 16:int64 or 16:bool, ';' between inputs), what "

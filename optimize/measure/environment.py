@@ -10,12 +10,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
 
 from optimize import processor
-from optimize.records import StrictRecord, now
 from optimize.registry import targets
 from optimize.targets.packaging import versions_of
 
@@ -75,24 +71,6 @@ class Environment:
             "memory": "unknown" if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB",
             "GPUs": "; ".join(self.gpus) or "none",
         }
-
-
-class SavedRecord(StrictRecord):
-    """The head of what a command writes as JSON: in which version, when, where, of what, and how to make it again.
-
-    Attributes:
-        schema_version: Version of this format.
-        created: UTC time, ISO 8601.
-        command: The command line, or the Python call, that makes it again.
-        files: What it was made from, as the command named it.
-        environment: The machine, and the versions on it.
-    """
-
-    schema_version: Literal[1] = 1
-    created: str = Field(default_factory=now)
-    command: str
-    files: tuple[str, ...] = ()
-    environment: Environment
 
 
 def current() -> Environment:

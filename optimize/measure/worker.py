@@ -27,7 +27,7 @@ import numpy as np
 
 from optimize.bounds import ANSWER_SHARE, free_bytes
 from optimize.distances import ratio_db
-from optimize.errors import OptimizeError, Refused, first_line, looking_up, spell
+from optimize.errors import OptimizeError, Refused, looking_up, spell
 from optimize.measure.subjects import MODULE
 from optimize.sandbox.call import left_in
 from optimize.sandbox.confine import ChildLimits, confine
@@ -389,11 +389,7 @@ def is_warm(samples: list[float], request: Mapping[str, Any]) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, OptimizeError):
-        return error.what
-    if first_line(error).endswith("in the TorchScript interpreter."):  # its cause stands behind two tracebacks
-        return str(error).strip().splitlines()[-1]
-    return spell(error)
+    return error.what if isinstance(error, OptimizeError) else spell(error)
 
 
 if __name__ == "__main__":

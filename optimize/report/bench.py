@@ -11,16 +11,17 @@ from optimize.bench.doubts import Doubt
 from optimize.bench.figures import Figures, Judged, Status
 from optimize.bench.serving import Serving, Traffic, advise
 from optimize.measure.agreement import Agreement
-from optimize.measure.environment import Environment, SavedRecord
+from optimize.measure.environment import Environment
 from optimize.measure.feed import NOISE
 from optimize.measure.lockstep import Plan
 from optimize.measure.runs import Runs, Scenario, Start, Track
 from optimize.measure.statistics import SAMPLES_FOR, median
 from optimize.measure.subjects import Subject
-from optimize.records import StrictRecord, gather
+from optimize.records import gather
 from optimize.report import document as doc
 from optimize.report.artifacts import agreement_cell, cost_s, ratio_cell, seconds_cell, short_status, status_text
 from optimize.report.charts import LOOK_HINT, Axis, Mark, Plot, distributions, linear_axis, short_count
+from optimize.report.model import SavedRecord, StrictRecord
 from optimize.report.run import machine_facts
 
 #: Columns a narrow terminal does without, in this order; the page has them all.

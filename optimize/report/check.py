@@ -10,7 +10,6 @@ from optimize.gate import wording
 from optimize.gate.record import CaseRecord, Record
 from optimize.gate.verdict import Verdict
 from optimize.report.document import PAGES, Cell, Document, Grid, GridLine, Item, Items, Span, Text, Tone, only, some
-from optimize.report.run import machine_facts
 
 _TONES: dict[Verdict, Tone] = {
     Verdict.PASS: "good",
@@ -34,15 +33,13 @@ def tell_check(record: Record) -> Document:
     warnings = (Item(case.name, text) for case in record.cases for text in case.warnings)
     timed = record.self_test is not None or any(case.time for case in record.cases)
     how_sure = Text(wording.how_sure(record) if timed else "", "dim")
-    facts = machine_facts(record.environment, threads=None)
-    command = ("Command: ", Span(record.command, "code"))
     sections = some(
         Grid(wording.COLUMNS, tuple(map(_line, record.cases)), left=("Verdict", "Clock")),
         only(how_sure, *PAGES),
         Items(tuple(_item(case, warned=True) for case in record.cases), apart=True, on=("console",)),
         Items(tuple(map(_item, record.cases)), apart=True, fold="what was measured", title="Cases", on=PAGES),
         Items(tuple(warnings), title="Warnings", tone="warn", on=PAGES),
-        Items((Item("Environment", lines=(*map(": ".join, facts), command)),), fold="where and how", on=PAGES),
+        Items((Item("Environment", lines=tuple(_environment(record))),), fold="where and how", on=PAGES),
         only(how_sure, "console"),
     )
     headline = wording.headline(record)
@@ -59,6 +56,19 @@ def _item(case: CaseRecord, *, warned: bool = False) -> Item:
     details = (Span(line, "dim") for line in wording.details(case))
     warnings = (Span(text, "warn") for text in case.warnings)
     return Item(case.name, wording.explanation(case), lines=(*details, *(warnings if warned else ())))
+
+
+def _environment(record: Record) -> Iterator[str | tuple[str, Span]]:
+    found = record.environment
+    facts = {
+        "processor": found.get("cpu"),
+        "cores": found.get("cores"),
+        "system": found.get("system"),
+        "load before": ", ".join(f"{load:.1f}" for load in found.get("load_average") or ()),
+        "versions": ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items()),
+    }
+    yield from (f"{name}: {value}" for name, value in facts.items() if value)
+    yield "command: ", Span(record.command, "code")
 
 
 def commands(record: Record) -> Iterator[str]:

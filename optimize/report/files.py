@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from optimize.errors import UsageError
 from optimize.escaping import plain_json
 from optimize.files import check, write_text
-from optimize.records import StrictRecord, first_mistake
-from optimize.report.model import Report, SavedTable
+from optimize.records import first_mistake
+from optimize.report.model import Report, SavedTable, StrictRecord
 from optimize.texts import read_json
 from optimize.transaction import staging
 

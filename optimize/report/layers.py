@@ -14,16 +14,15 @@ from optimize import wording as form
 from optimize.errors import Refused, UsageError
 from optimize.measure import environment
 from optimize.measure import layers as measured
-from optimize.measure.environment import SavedRecord
 from optimize.measure.feed import Asked
 from optimize.measure.layers import Distance, Distances, Output, State, Tensor
 from optimize.measure.openers import Side, open_side
 from optimize.measure.subjects import agreed_pair, fixed_batch, preparation
 from optimize.progress import Progress
-from optimize.records import StrictRecord
 from optimize.report import document as doc
 from optimize.report.charts import Axis, Mark, Plot, linear_axis
 from optimize.report.files import check_ending
+from optimize.report.model import SavedRecord, StrictRecord
 from optimize.sandbox import ChildLimits
 
 #: Processor time for two files and their samples; large networks on real data take minutes.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from optimize.errors import UsageError, nearest
 from optimize.escaping import plain
@@ -15,10 +15,10 @@ from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.bound import BoundCheck
 from optimize.measure.distance import CHOICES
-from optimize.measure.environment import SavedRecord
+from optimize.measure.environment import Environment
 from optimize.measure.latency import Latency, Speedup, Timing
 from optimize.measure.quality import Quality
-from optimize.records import LayerCost, MergeOutlook, Rewrite, Skip, Stats, StrictRecord, gather
+from optimize.records import FrozenRecord, LayerCost, MergeOutlook, Rewrite, Skip, Stats, gather, now
 from optimize.registry import origin_of
 from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 
@@ -41,6 +41,18 @@ _FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("hardswish", "hardsigmoid", "hardtanh", "softmax", "mish", "clamp", "sign"), "activation"),
     **dict.fromkeys(("input", "output"), "end"),
 }
+
+
+class StrictRecord(FrozenRecord):
+    """A frozen part of the report; the plain dataclasses inside are checked by the same rules."""
+
+    model_config = ConfigDict(
+        allow_inf_nan=False,
+        revalidate_instances="always",
+        from_attributes=True,
+        serialize_by_alias=True,
+        populate_by_name=True,
+    )
 
 
 class Row(StrictRecord):
@@ -249,6 +261,24 @@ class DataRecord(StrictRecord):
     source: str
     samples: int
     synthetic: bool = False
+
+
+class SavedRecord(StrictRecord):
+    """The head of what a command writes as JSON: in which version, when, where, of what, and how to make it again.
+
+    Attributes:
+        schema_version: Version of this format.
+        created: UTC time, ISO 8601.
+        command: The command line, or the Python call, that makes it again.
+        files: What it was made from, as the command named it.
+        environment: The machine, and the versions on it.
+    """
+
+    schema_version: Literal[1] = 1
+    created: str = Field(default_factory=now)
+    command: str
+    files: tuple[str, ...] = ()
+    environment: Environment
 
 
 class SavedTable(SavedRecord):

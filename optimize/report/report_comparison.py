@@ -20,16 +20,15 @@ import numpy as np
 
 from optimize import wording as form
 from optimize.errors import UsageError
-from optimize.measure.environment import SavedRecord, current
+from optimize.measure.environment import current
 from optimize.measure.feed import NOISE
 from optimize.measure.runs import Speedup, samples_by_restart
 from optimize.measure.statistics import ratio_interval
-from optimize.records import StrictRecord
 from optimize.report.artifacts import ratio_cell
 from optimize.report.bench import BenchReport, BenchRow
 from optimize.report.document import Cell, Document, Facts, Text, grid, some
 from optimize.report.files import checked, read
-from optimize.report.model import Report, Row, file_name
+from optimize.report.model import Report, Row, SavedRecord, StrictRecord, file_name
 from optimize.texts import read_json
 
 COLUMNS = ("Artifact", "First", "Second", "Times faster", "Over its first", "Size", "Memory", "Accuracy", "SQNR")

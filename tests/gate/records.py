@@ -10,7 +10,6 @@ from optimize.gate.record import (
     TimeRecord,
 )
 from optimize.gate.verdict import Ratio, Verdict
-from optimize.measure.environment import Environment
 from optimize.measure.runs import Clock
 
 
@@ -113,15 +112,13 @@ RECORD = Record(
         smallest_regression=0.02,
         fit=True,
     ),
-    environment=Environment(
-        cpu="AMD EPYC",
-        cores=2,
-        memory_bytes=None,
-        system="Linux 6.18",
-        python="3.11.7",
-        load_average=(3.1, 2.0, 1.0),
-        versions={"onnxruntime": "1.31.1", "torch": "2.13.0"},
-    ),
+    environment={
+        "cpu": "AMD EPYC",
+        "cores": 2,
+        "system": "Linux 6.18",
+        "load_average": (3.1, 2.0, 1.0),
+        "versions": {"onnxruntime": "1.31.1", "torch": "2.13.0"},
+    },
     command="optimize check",
     created="2026-01-02T03:04:05+00:00",
 )

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from optimize import wording as form
-from optimize.records import StrictRecord
 from optimize.report import html
 from optimize.report.bench import tell_bench
-from optimize.report.model import Report
+from optimize.report.model import Report, StrictRecord
 from optimize.report.run import tell_run
 from tests.report.benchmarks import benchmark
 

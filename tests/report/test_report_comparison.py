@@ -11,11 +11,10 @@ import pytest
 from optimize.errors import UsageError
 from optimize.files import write_text
 from optimize.measure.accuracy import Accuracy
-from optimize.records import StrictRecord
 from optimize.report import markdown
 from optimize.report.document import Grid
 from optimize.report.files import save
-from optimize.report.model import DataRecord, Report
+from optimize.report.model import DataRecord, Report, StrictRecord
 from optimize.report.report_comparison import (
     Entry,
     ReportComparison,

@@ -90,7 +90,7 @@ class StoredBlocks:
         return {"bits": self.bits, "block_size": max(1 << (self.size - 1).bit_length(), _LEAST_SIZE)}
 
     def product(
-        self, graph: ir.Graph, x: ir.Value, name: str, *, bias: ir.Value | None = None, like: ir.Value | None = None
+        self, graph: ir.Graph, x: ir.Value | None, name: str, bias: ir.Value | None = None, like: ir.Value | None = None
     ) -> ir.Value:
         """Write ``x W' + b``, the input quantized at run time."""
         attributes = {**self.attributes, "K": self.columns, "N": self.rows, "accuracy_level": _INTEGER_PRODUCTS}
@@ -150,9 +150,7 @@ def _weight(node: ir.Node) -> torch.Tensor:
 def _linear(graph: ir.Graph, node: ir.Node, weight: StoredBlocks) -> None:
     """``y = x W' + b`` by ``MatMulNBits``."""
     old, bias = node.outputs[0], node.inputs[2] if len(node.inputs) > 2 else None
-    x = node.inputs[0]
-    assert x is not None
-    result = weight.product(graph, x, f"{old.name}_product", like=old)
+    result = weight.product(graph, node.inputs[0], f"{old.name}_product", like=old)
     layer = node.name
     take_name(result, node)
     if bias is not None:
