@@ -554,7 +554,7 @@ def test_a_folder_that_is_another_one_meanwhile_is_refused(tmp_path: Path) -> No
     (tmp_path / "out").symlink_to("first")
     code = """
 from optimize import transaction
-pathlib.Path(os.environ["TMPDIR"], "ready").touch()
+print("ready", flush=True)
 while os.readlink("out") == "first":
     time.sleep(0.05)
 for begin in (transaction.check, lambda out: transaction.staging(out).__enter__()):
@@ -564,11 +564,11 @@ for begin in (transaction.check, lambda out: transaction.staging(out).__enter__(
         print(type(error).__name__, error)
 """
     process = started(tmp_path, "run", "net.pt", "--to", "onnx", "--out", "out")
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
     process.stdin.write(code)
     process.stdin.close()
     process.stdin = None
-    time.sleep(0.5)
+    assert process.stdout.readline() == "ready\n"
     (tmp_path / "new").symlink_to("second")
     (tmp_path / "new").replace(tmp_path / "out")
     stdout, _ = process.communicate(timeout=100)
