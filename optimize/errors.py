@@ -143,8 +143,9 @@ def first_line(error: BaseException) -> str:
     'no such size'
     """
     lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() if line.strip()]
-    is_last = bool(lines) and lines[0].endswith("in the TorchScript interpreter.")
-    return lines[-1].partition(": ")[2] if is_last else lines[0] if lines else type(error).__name__
+    if lines and lines[0].endswith("in the TorchScript interpreter."):  # its cause stands behind two tracebacks
+        return re.sub(r"^[\w.]+(Error|Exception): ", "", lines[-1])
+    return lines[0] if lines else type(error).__name__
 
 
 def in_one_line(error: BaseException) -> str:

@@ -1,9 +1,9 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
-Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), integer paddings, ``reshape``
-for ``view``, slices for the parts of a split weight, an embedding and its reduction for bags of one size, nothing that
-is looked up by counting (``counting.py``), sizes computed in whole numbers, no clones or copies (but where strides are
-read), no assertions, no updates of buffers.
+Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), convolutions by their
+number of dimensions, integer paddings, ``reshape`` for ``view``, slices for the parts of a split weight, an
+embedding and its reduction for bags of one size, nothing that is looked up by counting (``counting.py``), sizes
+computed in whole numbers, no clones or copies (but where strides are read), no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
@@ -45,13 +45,8 @@ _BATCH_NORMS = (
     aten._native_batch_norm_legit.no_stats,
 )
 _SAME_CONVOLUTIONS = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding, aten._convolution_mode.default)
-#: What traced TorchScript and decomposed graphs call, whatever the number of dimensions; and what they are.
+#: What traced TorchScript and decomposed graphs call, whatever the number of dimensions.
 _ANY_CONVOLUTIONS = (aten.convolution.default, aten._convolution.default, aten._convolution.deprecated)
-_BY_DIMENSIONS = {
-    (3, False): aten.conv1d.default, (3, True): aten.conv_transpose1d.default,
-    (4, False): aten.conv2d.default, (4, True): aten.conv_transpose2d.input,
-    (5, False): aten.conv3d.default, (5, True): aten.conv_transpose3d.input,
-}  # fmt: skip
 #: The forms of bags of embeddings, and what reduces one, at the place of its mode.
 _BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 _REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
@@ -327,7 +322,8 @@ def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
 def _normalize_convolution(node: fx.Node) -> None:
     """Write a convolution of any number of dimensions, transposed or not, as the one that it is."""
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args[:9]
-    node.target = _BY_DIMENSIONS[weight.meta["val"].dim(), bool(transposed)]  # type: ignore[union-attr]
+    kinds = ops.TRANSPOSED_CONVOLUTIONS if transposed else ops.CONVOLUTIONS
+    node.target = kinds[weight.meta["val"].dim() - 3]  # type: ignore[union-attr]
     more = (output_padding, groups, dilation) if transposed else (dilation, groups)
     node.args = (x, weight, bias, stride, padding, *more)
 
@@ -345,5 +341,5 @@ def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
             x = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
         x.meta = dict(node.meta)
         totals = [0] * dims
-    node.target = _BY_DIMENSIONS[dims + 2, False]
+    node.target = ops.CONVOLUTIONS[dims - 1]
     node.args = (x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)

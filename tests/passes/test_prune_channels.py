@@ -142,7 +142,6 @@ def test_thin_equals_masked_by_any_criterion(name: str, criterion: Name) -> None
 def test_re_exports_at_another_batch_size(name: str) -> None:
     thin, _ = PruneChannels(0.5).apply(captured(NETWORKS[name]))
     invariants.check(thin)
-    thin.export()
     inputs = thin.sample(5)
     found = thin.export().module()(*inputs)
     assert torch.allclose(found[0], thin.run(inputs)[0], atol=1e-6)
