@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 _MADE = re.compile(r"create_symbol (\w+) = \d+ for (\S+)\.size\(\)\[(\d+)\]")
 _BOUND = re.compile(r"set_replacement (\w+) = (\d+) ")
 _WORD = re.compile(r"\['?(\w+)'?\]")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _find_line(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, number in frames:
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(owner, torch.nn.Module) and not code.co_filename.startswith((_TORCH, "<")):
+        if isinstance(owner, torch.nn.Module) and not code.co_filename.startswith((_TORCH, _OURS, "<")):
             line = linecache.getline(code.co_filename, number).strip()
             return f" in {Path(code.co_filename).name}:{number}" + (f" ({line})" if line else "")
     return ""

@@ -238,6 +238,35 @@ def _check_one_sample(program: Program) -> None:
         )
 
 
+def answers_apart(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
+    """Say whether a program of a free batch answers for two batches as its module does for each alone.
+
+    Args:
+        program: Captured from a module that was made for one batch.
+        inputs: What that takes, flat.
+    """
+    free = [BATCH in dims.values() for dims in program.dynamic]
+    turned = [
+        value.flip(*range(value.dim())) if is_free else value for value, is_free in zip(inputs, free, strict=True)
+    ]
+    both = [torch.cat(pair) if is_free else pair[0] for *pair, is_free in zip(inputs, turned, free, strict=True)]
+    with contextlib.suppress(Exception):  # what takes no two batches
+        parts = zip(
+            _expected(program, tuple(inputs)), _expected(program, tuple(turned)), program.run(both), strict=True
+        )
+        return all(itertools.starmap(_is_joined, parts))
+    return False
+
+
+def _is_joined(one: torch.Tensor, other: torch.Tensor, found: torch.Tensor) -> bool:
+    """Say whether a tensor is two in a row, along the one dimension that is longer, or both of them where none is."""
+    longer = [dim for dim, size in enumerate(one.shape) if found.shape[dim] != size]
+    if not longer:
+        return _agree([one, one], [other, found])
+    joined = torch.cat([one, other], longer[0])
+    return _agree([joined], [found])
+
+
 def check_exceptions(program: Program) -> None:
     """Run a program beside its module at the sizes that a branch of the module excepts: a graph has one way alone.
 

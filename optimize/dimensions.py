@@ -42,6 +42,13 @@ class FreeSize:
     most: int | None = None
     others: tuple[int, ...] = ()
 
+    @staticmethod
+    def between(least: int | None, most: int | None) -> FreeSize:
+        """Return a range of torch's: it begins at 2 where 1 was not looked at, and may end where no tensor does."""
+        return FreeSize(
+            1 if least in (None, 0, 2) else least, None if most is None or most > bounds.SIZE.most else most
+        )
+
     def __str__(self) -> str:
         """Return the range as it is written."""
         return f"{self.least}..{'' if self.most is None else self.most}"

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from optimize import bounds, graph
+from optimize import graph
 from optimize.bindings import explain_refusal
 from optimize.dimensions import BATCH, SIZES, Dimensions, FreeSize
 from optimize.errors import Refused
@@ -133,7 +133,7 @@ def _free_sizes(program: Program, ranges: Mapping[Any, Any], asked: Mapping[str,
     found: dict[str, FreeSize] = {}
     for node, dim, name in program.free_places():
         limits = ranges.get(node.meta["val"].shape[dim].node.expr)
-        found[name] = found.get(name, FreeSize()).meet(FreeSize() if limits is None else _size(limits))
+        found[name] = found.get(name, FreeSize()).meet(FreeSize() if limits is None else free_size(limits))
         found[name] = found[name].meet(FreeSize(most=_longest(program, node.meta["val"].shape[dim])))
     for name, wanted in asked.items():
         if name not in found:
@@ -210,10 +210,9 @@ def _computed(program: Program, nodes: Sequence[fx.Node], sizes: Mapping[Any, in
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _size(limits: Any) -> FreeSize:
-    """Return a range of torch's, which begins at 2 where 1 was not looked at."""
-    bounded = limits.upper.is_Integer and limits.upper <= bounds.SIZE.most
-    return FreeSize(1 if limits.lower == 2 else int(limits.lower), int(limits.upper) if bounded else None)
+def free_size(limits: Any) -> FreeSize:
+    """Return the range of sizes that torch found."""
+    return FreeSize.between(int(limits.lower), int(limits.upper) if limits.upper.is_Integer else None)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,16 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
+from optimize.capture_checks import answers_apart
+from optimize.dimensions import BATCH, FreeSize
 from optimize.errors import Refused, first_line
-from optimize.from_export import plain_graph_module, quiet_export
+from optimize.from_export import free_size, plain_graph_module, quiet_export
 from optimize.frontend import capture
 from optimize.preparation import leave_out, own_inputs, said_of_fixed
 from optimize.program import Program
+
+#: Sizes that a file leaves free, by the place of an input and the dimension.
+Free = Mapping[tuple[int, int], FreeSize]
 
 
 class ForeignGraph(torch.nn.Module):
@@ -37,13 +43,18 @@ class ForeignGraph(torch.nn.Module):
 
 
 def capture_exported(
-    exported: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor] | None = None, *, dynamic_batch: bool = True
+    exported: torch.export.ExportedProgram,
+    inputs: Sequence[torch.Tensor] | None = None,
+    *,
+    free: Free | None = None,
+    dynamic_batch: bool = True,
 ) -> Program:
     """Capture an ExportedProgram (a ``.pt2``), freeing its batch where its graph allows that.
 
     Args:
         exported: The program; its weights are copied.
         inputs: Flat example inputs; its own where None.
+        free: Sizes that the file it was made of leaves free; its own where None.
         dynamic_batch: Try to leave dimension 0 free; a graph that computes with a fixed batch keeps it, with a note.
 
     Raises:
@@ -67,7 +78,7 @@ def capture_exported(
         inputs,
         leave_out(specs.in_spec, fixed)[0],
         out_spec,
-        free=_free_sizes(exported),
+        free=_free_sizes(exported) if free is None else free,
         dynamic_batch=dynamic_batch,
     )
     program.notes += [*left, *said_of_fixed([*fixed.values()])]
@@ -80,16 +91,18 @@ def capture_graph(
     in_spec: pytree.TreeSpec,
     out_spec: pytree.TreeSpec,
     *,
-    free: Sequence[str] = (),
+    free: Free,
     dynamic_batch: bool = True,
 ) -> Program:
     """Capture a graph on ATen operators with flat inputs and outputs, freeing its batch where it allows that.
+
+    What a graph does with a batch that its file fixes are numbers in it: it is freed where samples are answered apart.
 
     Args:
         inputs: Flat example inputs.
         in_spec: How a caller's ``(args, kwargs)`` flatten to them.
         out_spec: How the outputs unflatten.
-        free: Dimensions that its file leaves free, beside the batch.
+        free: Sizes that its file leaves free.
         dynamic_batch: Try to leave dimension 0 free.
 
     Raises:
@@ -98,9 +111,11 @@ def capture_graph(
     if inputs is None:
         raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
     with quiet_export():
-        program, notes = _freed(plain, tuple(inputs), dynamic_batch)
-    if free:
-        notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(free)}."]
+        program, notes = _freed(plain, tuple(inputs), free, dynamic_batch)
+    names, kept = [node.name for node in program.placeholders], program.dynamic
+    told = [f"dimension {dim} of '{names[at]}'" for at, dim in free if dim not in kept[at] and (dim or any(kept))]
+    if told:
+        notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(told)}."]
     source = None if program.source is None else _Arranged(program.source, out_spec)
     return dataclasses.replace(
         program, source=source, in_spec=in_spec, out_spec=out_spec, notes=[*program.notes, *notes]
@@ -118,29 +133,40 @@ class _Arranged(torch.nn.Module):
         return pytree.tree_unflatten(self.flat(*pytree.tree_leaves((args, kwargs))), self.out_spec)
 
 
-def _free_sizes(exported: torch.export.ExportedProgram) -> list[str]:
-    """Return which sizes the exported graph leaves free that the program does not: all but the batch."""
-    inputs = set(exported.graph_signature.user_inputs)
-    return [
-        f"dimension {dim} of '{node.name}'"
-        for node in exported.graph.nodes
-        if node.op == "placeholder" and node.name in inputs
-        for dim, size in enumerate(getattr(node.meta.get("val"), "shape", ()))
-        if dim and not isinstance(size, int)
-    ]
+def _free_sizes(exported: torch.export.ExportedProgram) -> Free:
+    """Return the sizes that an exported graph leaves free, but for those that it computes of others."""
+    inputs, ranges = set(exported.graph_signature.user_inputs), exported.range_constraints
+    values = [node.meta.get("val") for node in exported.graph.find_nodes(op="placeholder") if node.name in inputs]
+    tensors: list[Any] = [value for value in values if isinstance(value, torch.Tensor)]
+    return {
+        (place, dim): free_size(ranges[size.node.expr])
+        for place, value in enumerate(tensors)
+        for dim, size in enumerate(value.shape)
+        if isinstance(size, torch.SymInt) and size.node.expr in ranges
+    }
 
 
-def _freed(plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], dynamic_batch: bool) -> tuple[Program, list[str]]:
+def _freed(
+    plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], free: Free, dynamic_batch: bool
+) -> tuple[Program, list[str]]:
+    held = f" of {inputs[0].shape[0]}" if inputs and inputs[0].dim() else ""
+    why, limits = f"computes with its batch{held} as a constant", [size for (_, dim), size in free.items() if not dim]
     try:
         program = capture(plain.eval(), inputs, dynamic_batch=dynamic_batch)
-        if _states_follow_batch(program):
+        if program.batch is None:
             return program, []
+        size = functools.reduce(FreeSize.meet, limits, program.free[BATCH])
+        if size.least > 1:
+            why = f"takes {size} samples, and files take one"
+        elif _states_follow_batch(program):
+            if limits or answers_apart(program, inputs):
+                program.free[BATCH] = size
+                return program, program.tell_bounds({})
+            why = f"answers for each sample by all of its batch{held}"
     except Refused:
         if not dynamic_batch:
             raise
-    held = f" of {inputs[0].shape[0]}" if inputs and inputs[0].dim() else ""
-    note = f"The exported graph computes with its batch{held} as a constant; the batch stays fixed."
-    return capture(plain, inputs, dynamic_batch=False), [note]
+    return capture(plain, inputs, dynamic_batch=False), [f"The exported graph {why}; the batch stays fixed."]
 
 
 def _states_follow_batch(program: Program) -> bool:
@@ -176,7 +202,7 @@ def capture_torchscript(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
             hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
         ) from error
-    program = capture_exported(exported, examples, dynamic_batch=dynamic_batch)
+    program = capture_exported(exported, examples, free={(0, 0): FreeSize()}, dynamic_batch=dynamic_batch)  # no limits
     whole: Any = module.inlined_graph
     setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
     program.notes += dict.fromkeys(

@@ -14,7 +14,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from optimize.dimensions import FreeSize
 from optimize.errors import Refused, first_line, spell
 from optimize.load import names, operators
 from optimize.load.archive import Archive
@@ -52,7 +53,7 @@ class Exported:
         inputs: Its example inputs, flat; None where it holds none.
         in_spec: How a caller's ``(args, kwargs)`` flatten.
         out_spec: How the outputs unflatten.
-        free: Dimensions that it leaves free beside the first, as ``dimension 2 of 'x'``.
+        free: Its free sizes, by the place of an input and the dimension.
         notes: What the user should know.
     """
 
@@ -60,7 +61,7 @@ class Exported:
     inputs: tuple[torch.Tensor, ...] | None
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
-    free: tuple[str, ...]
+    free: dict[tuple[int, int], FreeSize]
     notes: tuple[str, ...]
 
 
@@ -114,17 +115,23 @@ def _read(archive: Archive, name: str) -> Exported:
         _examples(archive, f"data/sample_inputs/{model}.pt", name, fixed),
         leave_out(_spec(root["in_spec"]), fixed)[0],
         out_spec,
-        tuple(_free(graph_module["graph"]["tensor_values"], found.inputs)),
+        _free(graph_module["graph"]["tensor_values"], found.inputs, content["range_constraints"]),
         (*left, *said_of_fixed([*fixed.values()]), *([names.told(rewritten)] if rewritten else [])),
     )
 
 
-def _free(values: Mapping[str, Any], inputs: Sequence[str]) -> Iterator[str]:
-    """Yield the dimensions that the program leaves free, all but the batch."""
-    for name in inputs:
+def _free(
+    values: Mapping[str, Any], inputs: Sequence[str], ranges: Mapping[str, Any]
+) -> dict[tuple[int, int], FreeSize]:
+    """Return the sizes that the program leaves free, but for those that it computes of others."""
+    found = {}
+    for place, name in enumerate(inputs):
         for dim, size in enumerate(values[name]["sizes"]):
-            if dim and "as_int" not in size:
-                yield f"dimension {dim} of '{name}'"
+            symbol = re.fullmatch(r"Symbol\('(\w+)'(, \w+=True)*\)", size.get("as_expr", {}).get("expr_str", ""))
+            limits = ranges.get(symbol[1]) if symbol else None
+            if limits is not None:
+                found[place, dim] = FreeSize.between(limits["min_val"], limits["max_val"])
+    return found
 
 
 def _examples(archive: Archive, member: str, name: str, fixed: Collection[int]) -> tuple[torch.Tensor, ...] | None:

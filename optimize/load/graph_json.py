@@ -26,7 +26,7 @@ LAYOUTS = {7: "strided"}
 DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
     10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
-    30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz",
+    30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 34: "uint32", 35: "uint64",
 }  # fmt: skip
 
 
@@ -120,8 +120,7 @@ class GraphReading:
         for entry in signature["input_specs"]:
             ((kind, spec),) = entry.items()
             if kind in _GROUPS:
-                self._declare(spec["arg"]["name"])
-                weights[spec["arg"]["name"]] = self.paths[spec[_GROUPS[kind]]]
+                weights[self._declare(spec["arg"]["name"])] = self.paths[spec[_GROUPS[kind]]]
             elif kind == "user_input":
                 inputs.append(self._declare(spec["arg"]["as_tensor"]["name"]))
             elif kind != "constant_input":  # torch has written it into the graph
@@ -249,12 +248,10 @@ class GraphReading:
     def _declare(self, name: str) -> str:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise Malformed(f"{str(name)[:80]!r} is no name")
-        if name in self.made:  # a region has names of its own, which may be those of the graph around it
-            fresh = self._free_name(name)
-            self.known[name] = {"value": fresh}
-            name = fresh
-        self.made.add(name)
-        return name
+        own = self._free_name(name)  # a region has names of its own, which may be those of others
+        self.known[name] = {"value": own}
+        self.made.add(own)
+        return own
 
     def _free_name(self, wanted: str) -> str:
         return free_name(re.sub(r"\W", "_", wanted, flags=re.ASCII), self.made)
