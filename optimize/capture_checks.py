@@ -238,22 +238,20 @@ def _check_one_sample(program: Program) -> None:
         )
 
 
-def answers_apart(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
+def answers_apart(program: Program, inputs: tuple[torch.Tensor, ...]) -> bool:
     """Say whether a program of a free batch answers for two batches as its module does for each alone.
 
     Args:
         program: Captured from a module that was made for one batch.
         inputs: What that takes, flat.
     """
-    free = [BATCH in dims.values() for dims in program.dynamic]
-    turned = [
-        value.flip(*range(value.dim())) if is_free else value for value, is_free in zip(inputs, free, strict=True)
+    pairs = [
+        (value, value.flip(*range(value.dim()))) if BATCH in dims.values() else (value,)
+        for value, dims in zip(inputs, program.dynamic, strict=True)
     ]
-    both = [torch.cat(pair) if is_free else pair[0] for *pair, is_free in zip(inputs, turned, free, strict=True)]
+    turned, both = tuple(pair[-1] for pair in pairs), [torch.cat(pair) if pair[1:] else pair[0] for pair in pairs]
     with contextlib.suppress(Exception):  # what takes no two batches
-        parts = zip(
-            _expected(program, tuple(inputs)), _expected(program, tuple(turned)), program.run(both), strict=True
-        )
+        parts = zip(_expected(program, inputs), _expected(program, turned), program.run(both), strict=True)
         return all(itertools.starmap(_is_joined, parts))
     return False
 
@@ -261,10 +259,7 @@ def answers_apart(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
 def _is_joined(one: torch.Tensor, other: torch.Tensor, found: torch.Tensor) -> bool:
     """Say whether a tensor is two in a row, along the one dimension that is longer, or both of them where none is."""
     longer = [dim for dim, size in enumerate(one.shape) if found.shape[dim] != size]
-    if not longer:
-        return _agree([one, one], [other, found])
-    joined = torch.cat([one, other], longer[0])
-    return _agree([joined], [found])
+    return _agree([torch.cat([one, other], longer[0])], [found]) if longer else _agree([one, one], [other, found])
 
 
 def check_exceptions(program: Program) -> None:

@@ -45,9 +45,8 @@ class FreeSize:
     @staticmethod
     def between(least: int | None, most: int | None) -> FreeSize:
         """Return a range of torch's: it begins at 2 where 1 was not looked at, and may end where no tensor does."""
-        return FreeSize(
-            1 if least in (None, 0, 2) else least, None if most is None or most > bounds.SIZE.most else most
-        )
+        ends = most is not None and most <= bounds.SIZE.most
+        return FreeSize(1 if least in (None, 0, 2) else least, most if ends else None)
 
     def __str__(self) -> str:
         """Return the range as it is written."""

@@ -82,7 +82,7 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 70_804, 344, 480
+MOST_LINES, MOST_FILES, MOST_CLASSES = 70_798, 344, 480
 
 
 @functools.cache
