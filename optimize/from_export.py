@@ -310,6 +310,11 @@ def _own(
     if isinstance(tensor, torch.nn.Module):
         owner.add_module(name, tensor)
         return
+    if not isinstance(tensor, torch.Tensor):
+        raise Refused(
+            f"The model computes with a {type(tensor).__name__}, which no file holds.",
+            hint="Let forward take or make tensors alone; what is drawn with a generator can be an input.",
+        )
     if id(tensor) not in owned:
         value = tensor.detach().clone()
         owned[id(tensor)] = torch.nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value

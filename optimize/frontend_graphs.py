@@ -109,7 +109,8 @@ def capture_graph(
         Refused: There are no example inputs, or they do not fit.
     """
     if inputs is None:
-        raise Refused("The .pt2 holds no example inputs.", hint="Give --input-shape.")
+        hint = "Save what torch.export.export returned as it is: its example inputs say what the model takes."
+        raise Refused("The .pt2 holds no example inputs.", hint=hint)
     with quiet_export():
         program, notes = _freed(plain, tuple(inputs), free, dynamic_batch)
     names, kept = [node.name for node in program.placeholders], program.dynamic
@@ -150,16 +151,17 @@ def _freed(
     plain: fx.GraphModule, inputs: tuple[torch.Tensor, ...], free: Free, dynamic_batch: bool
 ) -> tuple[Program, list[str]]:
     held = f" of {inputs[0].shape[0]}" if inputs and inputs[0].dim() else ""
-    why, limits = f"computes with its batch{held} as a constant", [size for (_, dim), size in free.items() if not dim]
+    why = f"computes with its batch{held} as a constant"
     try:
         program = capture(plain.eval(), inputs, dynamic_batch=dynamic_batch)
         if program.batch is None:
             return program, []
-        size = functools.reduce(FreeSize.meet, limits, program.free[BATCH])
+        freed = [(at, 0) for at, names in enumerate(program.dynamic) if 0 in names]
+        size = functools.reduce(FreeSize.meet, [free[at] for at in freed if at in free], program.free[BATCH])
         if size.least > 1:
             why = f"takes {size} samples, and files take one"
         elif _states_follow_batch(program):
-            if limits or answers_apart(program, inputs):
+            if {*freed} <= free.keys() or answers_apart(program, inputs):
                 program.free[BATCH] = size
                 return program, program.tell_bounds({})
             why = f"answers for each sample by all of its batch{held}"
@@ -202,7 +204,8 @@ def capture_torchscript(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
             hint="Give the original nn.Module (a whole module, or a state dict with --model package.module:factory).",
         ) from error
-    program = capture_exported(exported, examples, free={(0, 0): FreeSize()}, dynamic_batch=dynamic_batch)  # no limits
+    unlimited = {(at, 0): FreeSize() for at in range(len(examples))}
+    program = capture_exported(exported, examples, free=unlimited, dynamic_batch=dynamic_batch)
     whole: Any = module.inlined_graph
     setting = [(call.s("name"), *call.inputs()) for call in whole.findAllNodes("prim::SetAttr")]
     program.notes += dict.fromkeys(

@@ -1,13 +1,16 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), convolutions by their
-number of dimensions, integer paddings, ``reshape`` for ``view``, slices for the parts of a split weight, an
-embedding and its reduction for bags of one size, nothing that is looked up by counting (``counting.py``), sizes
-computed in whole numbers, no clones or copies (but where strides are read), no assertions, no updates of buffers.
+number of dimensions, integer paddings, linear layers for products with a constant matrix (``products.py``), one call
+for what torch decomposes a layer into, ``reshape`` for ``view`` where it changes a shape, slices for the parts of a
+split weight, an embedding and its reduction for bags of one size, nothing that is looked up by counting
+(``counting.py``), sizes computed in whole numbers, no clones or copies (but where strides are read), no assertions,
+no updates of buffers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -18,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import counting, graph, ops
+from optimize import counting, graph, ops, products
 from optimize.graph import aten
 
 _IDENTITIES = (
@@ -44,9 +47,21 @@ _BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
 )
+_POOLS = (*ops.MAX_POOLS, *ops.AVERAGE_POOLS)
 _SAME_CONVOLUTIONS = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding, aten._convolution_mode.default)
 #: What traced TorchScript and decomposed graphs call, whatever the number of dimensions.
 _ANY_CONVOLUTIONS = (aten.convolution.default, aten._convolution.default, aten._convolution.deprecated)
+#: What torch decomposes layers into, with the layers, and what it calls their arguments.
+_DECOMPOSED: dict[Any, torch._ops.OpOverload] = {
+    aten._adaptive_avg_pool2d.default: aten.adaptive_avg_pool2d.default,
+    aten._log_softmax.default: aten.log_softmax.int,
+    aten._softmax.default: aten.softmax.int,
+    aten.max_pool2d_with_indices.default: aten.max_pool2d.default,
+    aten.native_group_norm.default: aten.group_norm.default,
+    aten.native_layer_norm.default: aten.layer_norm.default,
+}
+_RENAMED = {"num_groups": "group"}
+_RESIZED = (aten.expand.default, aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 #: The forms of bags of embeddings, and what reduces one, at the place of its mode.
 _BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 _REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
@@ -82,6 +97,7 @@ def normalize(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
         else:
             _normalize_call(module, node)
+            products.as_linear(module, node)
     counting.simplify(module)
 
 
@@ -175,6 +191,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         node.target, node.args = aten.reshape.default, (node.args[0], sizes)
     elif node.target in _BATCH_NORMS:
         _normalize_batch_norm(module, node)
+    elif node.target in _POOLS and graph.argument(node, "ceil_mode"):
+        _normalize_pool(node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)
     elif node.target in _ANY_CONVOLUTIONS:
@@ -182,9 +200,14 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
     elif graph.is_call(node, aten.copy.default) and graph.same_form(node, cast(fx.Node, node.args[1])):
         node.replace_all_uses_with(cast(fx.Node, node.args[1]))
         module.graph.erase_node(node)
+    elif node.target in _RESIZED and graph.same_form(node, cast(fx.Node, node.args[0])):
+        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
+        module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
         _normalize_heads(module, node)
+    elif node.target in _DECOMPOSED:
+        _normalize_decomposed(module, node)
     elif node.target is operator.getitem:
         _normalize_part(module, node)
     elif node.target in (operator.abs, math.ceil, math.floor):
@@ -289,11 +312,18 @@ def _normalize_bags(module: fx.GraphModule, node: fx.Node) -> None:
     with module.graph.inserting_before(node):
         found = module.graph.call_function(aten.embedding.default, (node.args[0], rows, -1, False, False))
         call = module.graph.call_function(_REDUCTIONS[mode], (found, [1], False))
-    found.meta, call.meta = dict(node.meta), {**node.meta, "val": bags}
+    found.meta = dict(node.meta)
+    _stand_in(module, node, call)
+
+
+def _stand_in(module: fx.GraphModule, node: fx.Node, call: fx.Node) -> None:
+    """Let a call stand for another, or for the first of the values that another returns."""
+    value = node.meta["val"]
+    call.meta = {**node.meta, "val": value if isinstance(value, torch.Tensor) else value[0]}
     graph.normalize_arguments(call)
-    for value in list(node.users):
-        value.replace_all_uses_with(call)
-        module.graph.erase_node(value)
+    for read in [node] if isinstance(value, torch.Tensor) else [user for user in node.users if user.args[1] == 0]:
+        read.replace_all_uses_with(call)
+        module.graph.erase_node(read)
 
 
 def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
@@ -308,15 +338,38 @@ def _normalize_batch_norm(module: fx.GraphModule, node: fx.Node) -> None:
     training = not frozen and bool(graph.argument(node, "training"))
     if not frozen and not training:
         mean, var = graph.argument(node, "running_mean"), graph.argument(node, "running_var")
-    values = [user for user in node.users if user.args[1] == 0]
     with module.graph.inserting_before(node):
         call = module.graph.call_function(
             aten.batch_norm.default, (x, weight, bias, mean, var, training, 0.0, graph.argument(node, "eps"), False)
         )
-    call.meta = {**node.meta, "val": node.meta["val"][0]}
-    for value in values:
-        value.replace_all_uses_with(call)
-        module.graph.erase_node(value)
+    _stand_in(module, node, call)
+
+
+def _normalize_decomposed(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write what torch decomposes a layer into as the layer, where nothing but its value is read."""
+    layer, value = _DECOMPOSED[node.target], node.meta["val"]
+    made = value if isinstance(value, torch.Tensor) else value[0]
+    if made is not value and any(user.users for user in node.users if user.args[1]):
+        return
+    if made.dtype is not cast(fx.Node, node.args[0]).meta["val"].dtype:  # half to float
+        return
+    names = [(_RENAMED.get(entry.name, entry.name), entry.default_value) for entry in layer._schema.arguments]
+    arguments = [graph.argument(node, name) if graph.has_argument(node, name) else value for name, value in names]
+    with module.graph.inserting_before(node):
+        _stand_in(module, node, module.graph.call_function(layer, tuple(arguments)))
+
+
+def _normalize_pool(node: fx.Node) -> None:
+    """Leave out ``ceil_mode`` where it adds no window: runtimes count one that would begin in the padding."""
+    x, *arguments = node.args
+    sizes = [1 if dim == 0 else size for dim, size in enumerate(cast(fx.Node, x).meta["val"].shape)]
+    if all(isinstance(size, int) for size in sizes):
+        place = [entry.name for entry in node.target._schema.arguments].index("ceil_mode")  # type: ignore[union-attr]
+        arguments[place - 1] = False
+        with contextlib.suppress(RuntimeError):  # there would be no window at all
+            found = cast(Callable[..., torch.Tensor], node.target)(torch.empty(sizes, device="meta"), *arguments)
+            if found.shape[1:] == node.meta["val"].shape[1:]:
+                node.args = (x, *arguments)
 
 
 def _normalize_convolution(node: fx.Node) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable
@@ -74,10 +75,21 @@ def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
             copies[node] = _translated(node, plain, copies)
         else:
             copies[node] = plain.node_copy(node, copies.__getitem__)
+    _hold_batches(module, plain, copies)
     # The compiler writes both names into the file: by default they tell how much this process has compiled before.
     name = f"Program_{hashlib.sha256(plain.python_code('self').src.encode()).hexdigest()[:12]}"
     plain._co_fields = {"co_filename": f"<fx>.{name}"}
     return fx.GraphModule(module, plain, class_name=name)
+
+
+def _hold_batches(module: fx.GraphModule, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+    """Let a file refuse another batch than a fixed one, which is in its numbers, as those of other runtimes do."""
+    with plain.inserting_before(next(node for node in plain.nodes if node.op != "placeholder")):
+        for node in module.graph.find_nodes(op="placeholder"):
+            size = next(iter(getattr(node.meta.get("val"), "shape", ())), None)
+            if isinstance(size, int):
+                is_held = plain.call_function(operator.eq, (plain.call_function(aten.size, (copies[node], 0)), size))
+                plain.call_function(torch._assert, (is_held, f"The first size of input '{node.name}' must be {size}."))
 
 
 def _translated(node: fx.Node, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -317,6 +317,18 @@ def test_a_class_that_leads_to_all_of_the_disk_is_refused(tmp_path: Path) -> Non
         (tmp_path / "images" / "b").unlink()
 
 
+def test_a_link_to_a_folder_inside_a_class_is_not_left_out_silently(tmp_path: Path) -> None:
+    picture(tmp_path / "other" / "0.png", (0, 0, 0))
+    picture(tmp_path / "images" / "a" / "0.png", (0, 0, 0))
+    (tmp_path / "images" / "b").symlink_to(tmp_path / "other")  # a class may be one, and a picture
+    (tmp_path / "images" / "a" / "1.png").symlink_to(tmp_path / "other" / "0.png")
+    specs = (InputSpec("x", (3, 8, 8)),)
+    assert len(whole(open_data(tmp_path / "images", inputs=specs))[0]) == 3
+    (tmp_path / "images" / "a" / "more").symlink_to(tmp_path / "other")
+    with pytest.raises(Refused, match="a/more' is a link to a folder: only a class may be one"):
+        open_data(tmp_path / "images", inputs=specs)
+
+
 def test_integer_class_names_sort_by_value_and_grey_inputs(tmp_path: Path) -> None:
     for name, grey in (("10", 200), ("2", 100), ("0", 0)):
         picture(tmp_path / name / "a.png", (grey, grey, grey))

@@ -215,6 +215,15 @@ def test_outputs_that_are_no_tensors_are_refused_by_position() -> None:
         optimize.capture(Mixed(), torch.rand(2, 3))
 
 
+def test_a_generator_made_in_forward_is_refused() -> None:
+    class Drawn(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand(x.shape[1], generator=torch.Generator().manual_seed(0))
+
+    with pytest.raises(Refused, match="computes with a Generator, which no file holds"):
+        optimize.capture(Drawn(), (torch.ones(2, 3),))
+
+
 def test_a_buffer_that_is_written_on_every_call_is_said() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

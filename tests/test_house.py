@@ -20,8 +20,8 @@ ROOMS = {
     "transaction": ("transaction",),
     "workers": ("transport", "workers"),
     "graph": (
-        "graph", "program", "invariants", "normal_form", "counting", "frontend", "preparation", "capture_checks",
-        "costs", "ops", "plan", "scripting", "tracing", "bindings", "merged",
+        "graph", "program", "invariants", "normal_form", "counting", "products", "frontend", "preparation",
+        "capture_checks", "costs", "ops", "plan", "scripting", "tracing", "bindings", "merged",
         "frontend_graphs", "from_export",
     ),
     "reading": (
@@ -81,8 +81,9 @@ ARROWS = {
     "door": tuple(ROOMS),
 }
 
-#: Python lines and files of the package: they may fall, and grow only where somebody writes it down here.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 70_798, 344, 480
+#: Python lines and files of the package: they may fall, and grow only where somebody writes it down here. Last for
+#: ``products.py`` (180 lines) and resizes that smooth (36), which no pass and no runtime had.
+MOST_LINES, MOST_FILES, MOST_CLASSES = 71_082, 345, 480
 
 
 @functools.cache

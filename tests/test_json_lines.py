@@ -173,11 +173,12 @@ def test_labels_are_what_a_metric_takes(tmp_path: Path, labels: list[Any], wante
         ('{"text": "w1", "label": 1}\n{"text": "w2"}', "1 of the 2 lines .* have a label"),
         ('{"text": "w1", "label": 1}\n{"text": "w2", "label": "x"}', "not all numbers"),
         ('{"text": "w1", "label": {}}', "not all numbers"),
+        ('{"text": "w1"}\n{"text": "\udcc3t\udce9"}', "Line 2 of .* is not UTF-8"),
     ],
 )
 def test_lines_that_hold_no_texts(tmp_path: Path, content: str, match: str) -> None:
     path = tmp_path / "texts.jsonl"
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(Refused, match=match):
         opened(path, specs(4), tokenizer(tmp_path))
 

@@ -1,6 +1,7 @@
 """The normal form of a captured graph."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from optimize import from_export, graph
 from optimize.costs import count
 from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.normal_form import is_settled, write_out_of_place
+from optimize.registry import find_target
 from tests import references
 
 
@@ -304,6 +306,23 @@ def test_dropout_that_drops_nothing_is_what_it_reads_when_that_is_overwritten(sh
     net, x = Overwritten(), torch.randn(3, 4)
     found = optimize.capture(net, (torch.ones(3, 4),)).run([x])  # the example alone would not tell
     assert all(map(torch.equal, found, net(x)))
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+@pytest.mark.parametrize("size", [6, 7, 8])
+def test_a_pool_rounds_up_where_that_adds_a_window_alone(size: int, target: str, tmp_path: Path) -> None:
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            spread = functional.avg_pool2d(x, (2, 4), (3, 1), ceil_mode=True)
+            return functional.max_pool2d(x, 2, 3, ceil_mode=True), spread
+
+    net, x = Pooled(), torch.randn(2, 3, size, size)
+    program = optimize.capture(net, (x,))
+    pools = list(graph.calls(program.graph, graph.aten.max_pool2d.default, graph.aten.avg_pool2d.default))
+    assert [graph.argument(pool, "ceil_mode") for pool in pools] == [size == 7] * 2
+    found = optimize.export(program, target, tmp_path / f"net{find_target(target).suffix}").load()(x)
+    for want, got in zip(net(x), found, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def convolutions(dimensions: int) -> nn.Module:

@@ -23,7 +23,6 @@ from optimize.algebra.terms import Layout, Term, join, signed, together
 from optimize.graph import aten
 from optimize.program import tensor_value
 
-_PRODUCTS = (aten.matmul.default, aten.mm.default)
 _LONGEST_WALK = 32
 
 
@@ -113,8 +112,6 @@ class Regions:
             term = self._applied(node, self._convolution(node))
         elif graph.is_call(node, aten.linear.default) and self.layout is Layout.LAST:
             term = self._applied(node, self._linear(node))
-        elif graph.is_call(node, *_PRODUCTS) and self.layout is Layout.LAST:
-            term = self._applied(node, self._product(node))
         elif graph.is_call(node, *ops.AVERAGE_POOLS) and self.layout is Layout.FIRST:
             term = self._applied(node, self._pool(node))
         elif graph.is_call(node, *padding.OPERATORS) and self.layout is Layout.FIRST:
@@ -228,16 +225,6 @@ class Regions:
     def _linear(self, node: fx.Node) -> Affine | None:
         weight = tensor_value(graph.argument(node, "weight"))
         return self._weighted(node, (), (), (), 1) if weight is not None and weight.dim() == 2 else None
-
-    def _product(self, node: fx.Node) -> Affine | None:
-        """Read ``x @ W`` with a constant matrix."""
-        matrix = graph.constant(self.module, node.args[1])
-        if matrix is None or matrix.dim() != 2:
-            return None
-        kernel = Kernel(
-            matrix.T.shape, lambda: cast(torch.Tensor, graph.constant(self.module, node.args[1], wide=True)).T
-        )
-        return Affine(kernel, torch.zeros(matrix.shape[1], dtype=torch.float64), (), (), (), 1)
 
     def _weighted(
         self,

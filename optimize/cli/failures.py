@@ -183,7 +183,7 @@ def _os(error: OSError) -> OptimizeError:
     """Return what the system refused, with what usually helps."""
     name = f" '{error.filename}'" if error.filename else ""
     if error.errno in _NO_SPACE:
-        return Refused(f"There is no space left to write{name}.", hint="Free some, or choose another --out.")
+        return Refused(f"There is no space left to write{name}.", hint="Free some, or write elsewhere (--out, TMPDIR).")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return Refused(f"Too many files are open to open another{name}.", hint="Raise the limit: ulimit -n 4096.")
     if error.errno in (errno.EAGAIN, errno.ENOMEM):

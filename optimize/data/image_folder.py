@@ -172,8 +172,12 @@ def _classes(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    found = (file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and not file.name.startswith("."))
-    return sorted(file for file in found if file.is_file())
+    found = [*folder.rglob("*")]
+    if linked := next((entry for entry in found if entry.is_symlink() and entry.is_dir()), None):
+        hint = "Put its pictures, or links to them, into the class's folder."
+        raise Refused(f"'{shown(linked)}' is a link to a folder: only a class may be one.", hint=hint)
+    pictures = (file for file in found if file.suffix.lower() in _SUFFIXES and not file.name.startswith("."))
+    return sorted(file for file in pictures if file.is_file())
 
 
 def _own_size(folder: Path) -> tuple[int, ...]:

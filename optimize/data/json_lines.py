@@ -322,8 +322,13 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     """
     content = read_bytes(path, most_bytes=_MOST_BYTES).removeprefix(b"\xef\xbb\xbf")
     for number, coded in enumerate(content.split(b"\n"), 1):
-        if line := coded.decode(errors="replace").strip():
-            source = f"Line {number} of '{shown(path)}'"
+        source = f"Line {number} of '{shown(path)}'"
+        try:
+            line = coded.decode().strip()
+        except UnicodeDecodeError as error:
+            hint = "Write the file in UTF-8: other letters would be read for those that are not."
+            raise Refused(f"{source} is not UTF-8.", hint=hint) from error
+        if line:
             found = texts.parse_json(line, source=source, failure=Refused)
             said = [found.get(key, "") for key in ("text", "text_pair")] if isinstance(found, dict) else []
             if not said or "text" not in found or not all(isinstance(text, str) for text in said):

@@ -94,10 +94,12 @@ def _read(archive: Archive, name: str) -> Exported:
     content = json.loads(archive.read(models[0]))
     if int(content["schema_version"]["major"]) != _SCHEMA:
         raise Malformed(f"its schema is version {content['schema_version']['major']}, not {_SCHEMA}")
-    tensors = {
-        **read_tensors(archive, "weights", f"data/weights/{model}_weights_config.json"),
-        **read_tensors(archive, "constants", f"data/constants/{model}_constants_config.json"),
-    }
+    weights, constants = (
+        read_tensors(archive, kind, f"data/{kind}/{model}_{kind}_config.json") for kind in ("weights", "constants")
+    )
+    if both := weights.keys() & constants.keys():
+        raise Malformed(f"'{min(both)}' is a weight and a constant")
+    tensors = {**weights, **constants}
     graph_module = content["graph_module"]
     reading = GraphReading(names.identifiers_of_paths(tensors))
     found = reading.read(graph_module["graph"], graph_module["signature"])
@@ -139,6 +141,8 @@ def _examples(archive: Archive, member: str, name: str, fixed: Collection[int]) 
     if member not in archive:
         return None
     data = archive.read(member)
+    if not data:  # torch writes so what it has none of
+        return None
     try:
         held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, AttributeError, TypeError, KeyError) as error:

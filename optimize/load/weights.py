@@ -151,7 +151,8 @@ def _is_within(value: Any, own: Any) -> bool:
 
 def _without_prefix(state: StateDict, own: StateDict) -> tuple[StateDict, list[str]]:
     notes = []
-    for prefix, maker in _PREFIXES.items():
+    state = {key: value for key, value in state.items() if key in own or key != "n_averaged"}  # of an AveragedModel
+    for prefix, maker in [*_PREFIXES.items()] * len(_PREFIXES):  # whoever wrapped it first
         if all(key.startswith(prefix) for key in state) and not all(key.startswith(prefix) for key in own):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
             notes.append(f"Cut '{prefix}' off the names of the state dict ({maker}).")

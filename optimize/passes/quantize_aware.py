@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -168,7 +169,9 @@ class QuantizeAware(IntegerPass):
             Refused: The training loop cannot be imported or raised, or it left weights that are not finite.
         """
         for bits in self.through:
-            module, _ = self._widened(bits)._train(program.clone())
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Nothing is trained")  # where it was cut off later, which goes on
+                module, _ = self._widened(bits)._train(program.clone())
             if module is not None:
                 program.graph_module.load_state_dict(module.body.state_dict())
         module, outcome = self._train(program)

@@ -131,8 +131,11 @@ class QuantizedModule(nn.Module):
         self._run = _Run(self)
 
     def extra_repr(self) -> str:
-        """Say how many bits weights have, by which trainings that follow each other are told apart."""
-        return f"{self.scheme.bits} bits"
+        """Say how many bits weights have, by which trainings that follow each other are told apart, and what else."""
+        scheme, steps = self.scheme, "learned" if self.learns else "frozen"
+        others = [f"{name} {pair}" for name, pair in sorted(scheme.by_layer.items())]
+        bits = f"{scheme.bits} bits, {scheme.activation_bits} read, {scheme.gradient_bits} of gradients"
+        return ", ".join([bits, scheme.quantizer, steps, *others])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
         """Return a copy with weights and steps of its own, as moving averages of a training want."""

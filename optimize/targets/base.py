@@ -364,17 +364,20 @@ class Runner(ABC):
         """
         from torch.utils import _pytree as pytree
 
-        flat, structure = pytree.tree_flatten((args, kwargs))
-        specs, expected = self.artifact.inputs, self.artifact.in_spec
+        specs, expected, flat = self.artifact.inputs, self.artifact.in_spec, pytree.tree_leaves((args, kwargs))
         named = dict(zip((spec.name for spec in specs), args, strict=False)) | kwargs
         if kwargs and len(args) + len(kwargs) == len(specs) and all(spec.name in named for spec in specs):
             flat = [named[spec.name] for spec in specs]  # by the names that the module's parameters had
-        elif len(flat) != len(specs) or (expected and structure != pytree.treespec_loads(expected)):
-            given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
-            raise Refused(
-                f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}.",
-                hint="Give them as the module took them when it was captured: in their order, or by the names it had.",
-            )
+        else:
+            try:
+                if len(flat) != len(specs):
+                    raise ValueError(len(flat))
+                flat = pytree.treespec_loads(expected).flatten_up_to((args, kwargs)) if expected else flat
+            except ValueError as error:
+                given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
+                hint = "Give them as the module took them when it was captured: in their order, or by the names it had."
+                what = f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}."
+                raise Refused(what, hint=hint) from error
         wants_tensors = any(hasattr(value, "detach") for value in flat)
         arrays = [to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in flat]
         arrays = [spec.checked(array) for array, spec in zip(arrays, specs, strict=True)]

@@ -49,6 +49,8 @@ _DONE = (
 _LOOKED_AT, _ALIKE = 8, 1e-2
 #: Letters that a module says of itself in a checkpoint's name.
 _LONGEST = 60
+#: What a checkpoint tells of a training beside its rate, optimizer, seed and losses, where somebody chose it.
+_TOLD = ("accumulate", "warm_up", "precision", "clip", "average", "keep_zeros")
 
 
 @dataclass(frozen=True)
@@ -206,13 +208,16 @@ class _Trainer:
         losses = ", ".join(
             repr(each) if dataclasses.is_dataclass(each) else type(each).__name__ for each in asked.losses
         )
-        self.settings = (
-            f"{asked.epochs} epochs of {self.steps_of_epoch} steps, {type(module).__name__}, "
-            f"{type(optimizer).__name__} at {self.rates[0]:g}, seed {asked.seed}, {losses}"
-        )
+        told = {name: getattr(asked, name) for name in _TOLD}
+        changed = [f"{name}={value!r}" for name, value in told.items() if value != getattr(Training, name)]
+        rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        self.settings = ", ".join([
+            f"{asked.epochs} epochs of {self.steps_of_epoch} steps", f"{type(module).__name__}({module.extra_repr()})",
+            f"{type(optimizer).__name__} at {rates}", f"seed {asked.seed}", losses, *changed,
+        ])  # fmt: skip
         self.began = torch.cat([weight.detach().flatten()[:_LOOKED_AT].double().cpu() for weight in weights])
         # Of a module that says more of itself each kind has its own: one with 4 bits is trained before one with 2.
-        said = "-".join(re.findall(r"\w+", module.extra_repr()))[:_LONGEST]
+        said = "-".join(re.findall(r"\w+", module.extra_repr().partition(",")[0]))[:_LONGEST]
         name = f"checkpoint-{said}" if said else "checkpoint"
         self.path = None if asked.folder is None else asked.folder / f"{name}.safetensors"
         self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()

@@ -51,6 +51,9 @@ def test_an_operator_carried_past_a_move_does_the_same(seed: int) -> None:
     net, x = Moved(seed), torch.randn(2, *SIZES, generator=torch.Generator().manual_seed(seed)).double()
     program = optimize.capture(net.eval(), (x,))
     move = program.outputs[0]
+    if net.kind == "reshape" and net.sizes == [*SIZES]:
+        assert move.op == "placeholder"  # it moves nothing
+        return
     assert graph.is_call(move, *carrying.MOVES)
     for axis in (*range(1, 4), None):
         size = () if axis is None else (SIZES[axis - 1],)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from optimize.errors import Refused
 from optimize.frontend_graphs import capture_exported
 from optimize.program import Program
-from tests.load.files import load
+from tests.load.files import load, rewritten
 
 
 class Centred(nn.Module):
@@ -107,6 +108,37 @@ def test_which_first_dimension_is_fixed_is_told(tmp_path: Path) -> None:
     inputs = (torch.rand(3, 4), torch.rand(5, 4))
     program = captured(Two(), inputs, ({0: Dim("one")}, {0: Dim("other")}), tmp_path)
     assert program.notes == ["Free in the exported graph, fixed here to the example's size: dimension 0 of 'y'."]
+
+
+def test_the_limits_of_an_input_that_stays_fixed_do_not_bind_the_batch(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, rows.sum(0)
+
+    dims = ({0: Dim("some", max=50)}, {0: Dim("rows", max=7)})
+    program = captured(Two(), (torch.rand(3, 4), torch.rand(5, 4)), dims, tmp_path)
+    assert program.free["batch"].most == 50 and program.dynamic[1] == {}
+
+
+def test_a_program_without_example_inputs_is_told_so(tmp_path: Path) -> None:
+    exported = torch.export.export(Apart(), (torch.rand(2, 3),))
+    exported._example_inputs = None  # as torch.export.save writes an empty member
+    torch.export.save(exported, tmp_path / "p.pt2")
+    with pytest.raises(Refused, match="holds no example inputs") as caught:
+        load(tmp_path / "p.pt2").captured()
+    assert "--trust" not in str(caught.value)
+
+
+def test_a_weight_that_is_a_constant_too_is_refused(tmp_path: Path) -> None:
+    net = Apart()
+    net.register_buffer("held", torch.ones(()), persistent=False)
+    torch.export.save(torch.export.export(net, (torch.rand(2, 3),)), tmp_path / "p.pt2")
+
+    def both(name: str, data: bytes) -> bytes:
+        return data.replace(b'"held"', b'"scale"') if name.endswith("model_constants_config.json") else data
+
+    with pytest.raises(Refused, match="is a weight and a constant"):
+        load(rewritten(tmp_path / "p.pt2", tmp_path / "both.pt2", both))
 
 
 def test_values_of_regions_are_those_of_their_own_names(tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_prefix_of_data_parallel_is_cut_and_said(tmp_path: Path) -> None:
     assert len(loaded.warnings) == 1 and "module." in loaded.warnings[0]
 
 
+@pytest.mark.parametrize(
+    "prefix", ["model._orig_mod.", "_orig_mod.module.", "module.module.", "model.module._orig_mod."]
+)
+def test_prefixes_are_cut_in_the_order_they_were_put_on(prefix: str, tmp_path: Path) -> None:
+    net = trained_net()
+    state = {f"{prefix}{name}": value for name, value in net.state_dict().items()}
+    torch.save({"n_averaged": torch.tensor(3), **state}, tmp_path / "w.pt")
+    loaded = load(tmp_path / "w.pt", model=NET)
+    assert torch.equal(loaded.module(IMAGES), net(IMAGES))
+
+
 def test_half_precision_weights_are_said_to_be_converted(tmp_path: Path) -> None:
     torch.save(trained_net().half().state_dict(), tmp_path / "w.pt")
     loaded = load(tmp_path / "w.pt", model=NET)

@@ -293,10 +293,10 @@ def test_a_weight_read_in_both_precisions_is_held_in_both_once() -> None:
             self.weight = nn.Parameter(torch.rand(4, 4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            wide = (x @ self.weight) * 1e5
-            return (wide @ self.weight) * 1e-6 + (x @ self.weight) @ self.weight
+            wide = (self.weight @ x) * 1e5
+            return (self.weight @ wide) * 1e-6 + self.weight @ (self.weight @ x)
 
-    program = optimize.capture(Tied().eval(), (torch.rand(2, 4),))
+    program = optimize.capture(Tied().eval(), (torch.rand(4, 2),), dynamic_batch=False)
     half, _ = optimize.CastFP16(calibration=[program.inputs]).apply(program)
     assert sorted(str(tensor.dtype) for tensor in half.graph_module.parameters()) == ["torch.float16", "torch.float32"]
 

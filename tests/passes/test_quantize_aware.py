@@ -274,8 +274,25 @@ def test_each_training_with_fewer_bits_has_a_checkpoint_of_its_own(tmp_path: Pat
     files = ["checkpoint-2-bits.safetensors", "checkpoint-4-bits.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     (tmp_path / files[0]).unlink()  # as one leaves it that was killed between the two
-    for state in (first, trained(tmp_path).graph_module.state_dict()):
+    with warnings.catch_warnings(action="error", category=UserWarning):  # what is over is gone on from, not over
+        resumed = trained(tmp_path).graph_module.state_dict()
+    for state in (first, resumed):
         assert all(torch.equal(value, wanted[name]) for name, value in state.items())
+
+
+def test_a_checkpoint_is_of_one_quantizer_and_its_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    data = [(torch.randn(32, 8), torch.randint(3, (32,)))]
+    program, train = optimize.capture(net, (data[0][0][:2],)), optimize.Training(data, folder=tmp_path)
+    asked: list[dict[str, Any]] = [
+        {"quantizer": "lsq", "activation_bits": 4}, {"quantizer": "lsq", "activation_bits": 2},
+        {"quantizer": "dorefa", "activation_bits": 4}, {"quantizer": "lsq", "by_layer": {"2": (3, 4)}},
+    ]  # fmt: skip
+    optimize.QuantizeAware(train, [x for x, _ in data], bits=4, **asked[0]).apply(program)
+    for other in asked[1:]:
+        with pytest.raises(Refused, match=r"The checkpoint is of .*4 bits, 4 read, 0 of gradients, lsq"):
+            optimize.QuantizeAware(train, [x for x, _ in data], bits=4, **other).apply(program)
 
 
 def _values(program: Program, nodes: list[Any], x: Tensor) -> list[Tensor]:

@@ -180,13 +180,13 @@ class Others(nn.Module):
 
 def test_every_other_weight_is_reported_with_a_reason() -> None:
     quantized, outcome = rounded(capture(Others(), torch.randn(2, 8, 20)), bits=4)
-    assert [rewrite.where for rewrite in outcome.rewrites] == ["head"]
+    products = ["matmul", "matmul_1"]  # of the table, which stays as it is for nobody else
+    assert [rewrite.where for rewrite in outcome.rewrites] == [*products, "head"]
     found = {skip.op: skip.reason for skip in outcome.skips}
     assert "static INT8" in found["conv1d"] and "dynamic INT8" in found["gru"]
-    elsewhere = "only linear layers and embeddings have kernels for it"
-    assert found["add"] == found["matmul"] == elsewhere
+    assert found["add"] == "only linear layers and embeddings have kernels for it"
     assert quantized.quantization is not None
-    assert len(quantized.quantization.left_float) == len(outcome.skips) == 5
+    assert len(quantized.quantization.left_float) == len(outcome.skips) == 3
 
 
 class Awkward(nn.Module):

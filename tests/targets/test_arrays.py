@@ -31,6 +31,19 @@ def test_what_is_no_tensor_is_refused_by_its_type() -> None:
         to_array("text")  # type: ignore[arg-type]
 
 
+def test_a_file_takes_a_dictionary_in_any_order_of_its_keys(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return batch["x"] - batch["y"]
+
+    x, y = torch.rand(2, 3), torch.rand(2, 3)
+    run = optimize.export(optimize.capture(Named(), ({"x": x, "y": y},)), "onnx", tmp_path / "net.onnx").load()
+    assert torch.equal(run({"y": y, "x": x}), x - y)
+    for other in ({"x": x}, {"x": x, "z": y}):
+        with pytest.raises(Refused, match=r"The artifact takes 2 input\(s\)"):
+            run(other)
+
+
 def test_a_bfloat16_array_holds_the_same_numbers() -> None:
     tensor = torch.tensor([[1.0, -2.5], [3e38, float("inf")]]).bfloat16().t()
     np.testing.assert_array_equal(to_array(tensor).astype(np.float32), tensor.float().numpy())

@@ -191,6 +191,34 @@ def test_a_missing_operator_is_named_with_its_layer(target: Onnx, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_operator_of_weights_alone_that_is_missing_is_one_to_compute_before(target: Onnx, tmp_path: Path) -> None:
+    net = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="matrix_exp").eval()
+    with pytest.raises(Refused, match=r"linalg_matrix_exp \(in 'parametrizations.weight.0'\)") as caught:
+        target.export(optimize.capture(net, (torch.rand(2, 4),)), tmp_path / "net.onnx")
+    assert "--fuse" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [{"scale_factor": 2.0}, {"scale_factor": (1.7, 0.55)}, {"size": (5, 9)}, {"size": (14, 5)}], ids=str
+)
+def test_resizes_that_smooth_are_exact(
+    name: str, mode: str, aligned: bool, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    class Resized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.interpolate(x, mode=mode, align_corners=aligned, antialias=True, **sizes)
+
+    program = optimize.capture(Resized(), (torch.rand(2, 3, 10, 12),))
+    before = program.graph_module.code
+    run = optimize.export(program, name, tmp_path / f"net{find_target(name).suffix}").load()
+    x = torch.randn(3, 3, 10, 12)
+    torch.testing.assert_close(run(x), Resized()(x), rtol=1e-5, atol=1e-5)
+    assert program.graph_module.code == before
+
+
 def test_export_is_silent(target: Onnx, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = optimize.capture(nn.Linear(3, 2).eval(), (torch.rand(2, 3),))
     target.export(program, tmp_path / "net.onnx")

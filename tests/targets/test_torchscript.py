@@ -36,6 +36,17 @@ def test_compilation_is_exact_and_keeps_the_state_dict_keys(name: str) -> None:
             torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
 
 
+def test_a_file_of_a_fixed_batch_refuses_others(tmp_path: Path) -> None:
+    def thirds(net: Any, x: Tensor) -> Tensor:
+        first, second, third = x.chunk(3)
+        return first * second * third
+
+    loaded = torch.jit.load(TARGET.export(captured(thirds, (4,)), tmp_path / "net.pt").path)
+    assert loaded(torch.ones(3, 4)).shape == (1, 4)
+    with pytest.raises(torch.jit.Error, match="The first size of input 'x' must be 3"):
+        loaded(torch.ones(6, 4))
+
+
 def test_compilation_shares_the_weights() -> None:
     program = captured(lambda net, x: net.first(x) + net.second(x), (4,), first=nn.Linear(4, 4), second=nn.Linear(4, 4))
     compiled = compile_graph(program.graph_module)

@@ -242,7 +242,8 @@ def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> No
     assert [place.name for place in tmp_path.iterdir()] == ["checkpoint.safetensors"]
     with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
         Training(batches, epochs=2, folder=tmp_path)(net())
-    for change in ({"rate": 0.01}, {"seed": 5}, {"losses": (Labels(smoothing=0.1),)}):
+    others = ({"clip": 1.0}, {"warm_up": 0.5}, {"average": 0.9}, {"keep_zeros": True})
+    for change in ({"rate": 0.01}, {"seed": 5}, {"losses": (Labels(smoothing=0.1),)}, *others):
         with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
             Training(batches, folder=tmp_path, **change)(net())
     other = net()

@@ -9,11 +9,11 @@ import functools
 import logging
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import onnx
@@ -57,6 +57,8 @@ _FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 _ATTENTION = aten.scaled_dot_product_attention.default
 _BATCH_NORM, _SCATTERED = aten.batch_norm.default, aten.scatter_reduce.two
+#: Resizes that weigh all pixels under a new one.
+_SMOOTH = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec)
 _from_torchlib = ONNXRegistry.from_torchlib
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
@@ -80,6 +82,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     """
     opset = _opset(program, opset)
     _refuse_projected(program)
+    program = _with_smooth_resizes(program)
     exported = _exported(program, opset)
     calls = exported_calls(program, exported)
     translated = _translate(program, exported, opset)
@@ -296,6 +299,40 @@ def _scattered_mean(
     return torch.div(held.scatter_add(dim, index, source), count.clamp(min=1), rounding_mode=rounding)
 
 
+def _with_smooth_resizes(program: Program) -> Program:
+    """Write resizes that smooth (``antialias=True``) as products with a matrix for each axis, on a copy.
+
+    ONNX has no attribute for what torch does with corners that are aligned, or with a factor that divides nothing;
+    OpenVINO weighs other pixels. Free sizes are left to the exporter.
+    """
+    is_known = all(isinstance(size, int) for node in graph.calls(program.graph, *_SMOOTH) for size in _image(node))
+    if not is_known or not any(graph.calls(program.graph, *_SMOOTH)):
+        return program
+    copy = program.clone()
+    for node in graph.calls(copy.graph, *_SMOOTH):
+        x, _, aligned, factors = cast(tuple[Any, ...], node.args)
+        resize, matrices = cast(Callable[..., torch.Tensor], node.target), []
+        for axis, (size, made) in enumerate(zip(_image(x), _image(node), strict=True)):
+            asked = ([made, size], aligned, None) if factors is None else (None, aligned, [factors[axis], 1.0])
+            image = torch.eye(size, dtype=torch.float64)[None, None]
+            matrices.append(resize(image, *asked)[0, 0].to(node.meta["val"].dtype))
+        rows, columns = matrices[0], matrices[1].T
+        with copy.graph.inserting_before(node):
+            held = [
+                copy.graph.get_attr(graph.store(copy.graph_module, f"{node.name}.{name}", matrix, share=True))
+                for name, matrix in (("rows", rows), ("columns", columns))
+            ]
+            narrow = copy.graph.call_function(aten.matmul.default, (x, held[1]))
+        narrow.meta = dict(node.meta)
+        node.target, node.args = aten.matmul.default, (held[0], narrow)
+    copy.refresh()
+    return copy
+
+
+def _image(node: Any) -> Sequence[Any]:
+    return node.meta["val"].shape[-2:]
+
+
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Compute attention of three axes as the exporter has it: with heads, of which there is one."""
     if tensors[0].dim() != 3:
@@ -323,14 +360,15 @@ def _refusal(program: Program, error: BaseException) -> Refused:
     missing = re.search(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'", text)
     if missing is None:
         return Refused(f"The program cannot be exported to ONNX: {first_line(last)}")
-    # The exporter may have taken the operator apart: special_bessel_j0 fails as prims.bessel_j0.
+    # The exporter may have taken the operator apart: special_bessel_j0 fails as prims.bessel_j0, or matrix_exp as
+    # linalg_matrix_exp.
     name, calls = missing[2], [node for node in program.graph.nodes if node.op == "call_function"]
-    layers = [graph.origin(node) for node in calls if graph.op_name(node).endswith(name)]
-    where = f" (in '{layers[0]}')" if layers else ""
-    return Refused(
-        f"ONNX has no translation of the operator {missing[1]}.{name}{where}.",
-        hint="Write the layer with standard operators, or use --to torchscript.",
-    )
+    layers = [node for node in calls if (op := graph.op_name(node)).endswith(name) or name.endswith(f"_{op}")]
+    where = f" (in '{graph.origin(layers[0])}')" if layers else ""
+    hint = "Write the layer with standard operators, or use --to torchscript."
+    if layers and all(map(graph.weights_behind, layers)):
+        hint = "It is computed of weights alone: let that be done once (--fuse, FuseConvBN())."
+    return Refused(f"ONNX has no translation of the operator {missing[1]}.{name}{where}.", hint=hint)
 
 
 def _name_dimensions(program: Program, translated: torch.onnx.ONNXProgram) -> None:

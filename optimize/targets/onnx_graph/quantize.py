@@ -245,7 +245,7 @@ def note_weights(model: ir.Model, program: Program) -> None:
         held = constant(node.inputs[1]) if weight is not None and len(node.inputs) > 1 else None
         if weight is None or held is None or held.dtype == np.float32:
             continue
-        full = _same(weight.numpy(), held.astype(np.float32))
+        full = _same(weight.float().numpy(), held.astype(np.float32))
         if full is not None:
             node.inputs[1].meta[FULL] = full  # type: ignore[union-attr]
 
