@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -192,7 +192,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
     elif node.target in _BATCH_NORMS:
         _normalize_batch_norm(module, node)
     elif node.target in _POOLS and graph.argument(node, "ceil_mode"):
-        _normalize_pool(node)
+        _normalize_pool(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
         _normalize_same_padding(module, node)
     elif node.target in _ANY_CONVOLUTIONS:
@@ -359,17 +359,37 @@ def _normalize_decomposed(module: fx.GraphModule, node: fx.Node) -> None:
         _stand_in(module, node, module.graph.call_function(layer, tuple(arguments)))
 
 
-def _normalize_pool(node: fx.Node) -> None:
-    """Leave out ``ceil_mode`` where it adds no window: runtimes count one that would begin in the padding."""
+def _normalize_pool(module: fx.GraphModule, node: fx.Node) -> None:
+    """Leave out ``ceil_mode`` where it adds no window: runtimes count one that would begin in the padding.
+
+    Where it does, a mean that counts the padding reads it as pixels: OpenVINO counts more of it.
+    """
     x, *arguments = node.args
     sizes = [1 if dim == 0 else size for dim, size in enumerate(cast(fx.Node, x).meta["val"].shape)]
-    if all(isinstance(size, int) for size in sizes):
-        place = [entry.name for entry in node.target._schema.arguments].index("ceil_mode")  # type: ignore[union-attr]
-        arguments[place - 1] = False
-        with contextlib.suppress(RuntimeError):  # there would be no window at all
-            found = cast(Callable[..., torch.Tensor], node.target)(torch.empty(sizes, device="meta"), *arguments)
-            if found.shape[1:] == node.meta["val"].shape[1:]:
-                node.args = (x, *arguments)
+    place = [entry.name for entry in node.target._schema.arguments].index("ceil_mode") - 1  # type: ignore[union-attr]
+    if not all(isinstance(size, int) for size in sizes):
+        return
+    if _pools_as(node, sizes, [*arguments[:place], False, *arguments[place + 1 :]]):
+        graph.set_argument(node, "ceil_mode", False)
+    elif node.target in ops.AVERAGE_POOLS and graph.argument(node, "count_include_pad"):
+        dims = ops.SPATIAL_AXES[node.target]
+        padding = [*graph.argument(node, "padding")] * dims
+        widths = [side for pad in reversed(padding[:dims]) for side in (pad, pad)]
+        around = [size + 2 * pad for size, pad in zip(sizes[-dims:], padding, strict=False)]
+        if any(widths) and _pools_as(node, [*sizes[:-dims], *around], [*arguments[:2], [0] * dims, *arguments[3:]]):
+            with module.graph.inserting_before(node):
+                padded = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
+            value = cast(fx.Node, x).meta["val"]
+            padded.meta = {**node.meta, "val": value.new_empty([*value.shape[:-dims], *around])}
+            node.args = (padded, *arguments[:2], [0] * dims, *arguments[3:])
+
+
+def _pools_as(node: fx.Node, sizes: Sequence[int], arguments: Sequence[Any]) -> bool:
+    """Say whether a pool of another image, by other arguments, has the size of this one."""
+    with contextlib.suppress(RuntimeError):  # there would be no window at all
+        found = cast(Callable[..., torch.Tensor], node.target)(torch.empty(sizes, device="meta"), *arguments)
+        return found.shape[1:] == node.meta["val"].shape[1:]
+    return False
 
 
 def _normalize_convolution(node: fx.Node) -> None:

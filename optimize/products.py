@@ -37,8 +37,7 @@ def as_linear(module: fx.GraphModule, node: fx.Node) -> None:
     elif graph.is_call(node, aten.reshape.default):
         _join_rows(node)
     elif graph.is_call(node, aten.add.Tensor) and graph.argument(node, "alpha") == 1:
-        _join_bias(node, *node.args[:2])
-        _join_bias(node, *node.args[1::-1])
+        _join_bias(node)
 
 
 def _write_product(module: fx.GraphModule, node: fx.Node) -> None:
@@ -121,8 +120,10 @@ def _join_rows(node: fx.Node) -> None:
         _become(node, layer, source, *layer.args[1:])
 
 
-def _join_bias(node: fx.Node, layer: Any, bias: Any) -> None:
+def _join_bias(node: fx.Node) -> None:
     """Let a constant that is added to a linear layer without a bias be its bias."""
+    first, second = cast(tuple[Any, Any], node.args[:2])
+    layer, bias = (first, second) if _is_layer(first) else (second, first)
     if _is_layer(layer) and layer.args[2] is None and graph.same_form(layer, node) and _is_bias(bias, node):
         _become(node, layer, *layer.args[:2], bias)
 

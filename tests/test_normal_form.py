@@ -325,6 +325,21 @@ def test_a_pool_rounds_up_where_that_adds_a_window_alone(size: int, target: str,
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("target", ["onnx", "openvino", "torchscript"])
+def test_a_mean_that_counts_its_padding_and_rounds_up_is_exact(target: str, tmp_path: Path) -> None:
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            both = functional.avg_pool2d(x, 3, 4, 1, ceil_mode=True), functional.avg_pool2d(x, (2, 3), 2, (0, 1), True)
+            return *both, functional.avg_pool1d(x[:, :, 0], 3, 2, 1, ceil_mode=True)
+
+    net, x = Pooled(), torch.randn(2, 3, 8, 8)
+    program = optimize.capture(net, (x,))
+    found = optimize.export(program, target, tmp_path / f"net{find_target(target).suffix}").load()(x)
+    for want, read, got in zip(net(x), program(x), found, strict=True):
+        torch.testing.assert_close(read, want)
+        torch.testing.assert_close(got, want)
+
+
 def convolutions(dimensions: int) -> nn.Module:
     """One convolution of each kind: strided and dilated, in groups, with padding in words, transposed."""
     kind, transposed = getattr(nn, f"Conv{dimensions}d"), getattr(nn, f"ConvTranspose{dimensions}d")
