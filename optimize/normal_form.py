@@ -353,8 +353,8 @@ def _normalize_decomposed(module: fx.GraphModule, node: fx.Node) -> None:
         return
     if made.dtype is not cast(fx.Node, node.args[0]).meta["val"].dtype:  # half to float
         return
-    names = [(_RENAMED.get(entry.name, entry.name), entry.default_value) for entry in layer._schema.arguments]
-    arguments = [graph.argument(node, name) if graph.has_argument(node, name) else value for name, value in names]
+    wanted = [(_RENAMED.get(entry.name, entry.name), entry.default_value) for entry in layer._schema.arguments]
+    arguments = [graph.argument(node, name) if graph.has_argument(node, name) else usual for name, usual in wanted]
     with module.graph.inserting_before(node):
         _stand_in(module, node, module.graph.call_function(layer, tuple(arguments)))
 
