@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from optimize import graph, ops
+from optimize.distances import output_error
 from optimize.errors import VerificationFailed
 from optimize.graph import aten
 from optimize.program import Program
 
 #: What is exact may differ by re-association of float sums: error relative to the largest output.
 EXACT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+#: What may differ by its rounding alone, in roundings of the network's own.
+_ROUNDINGS = 4.0
+
+
+def allowed_errors(program: Program, inputs: Sequence[torch.Tensor]) -> list[float]:
+    """Return how far each output of what is exact may be, of its largest value.
+
+    Deep networks can amplify rounding a thousandfold: it is as far, some times, as an output moves where each weight
+    moves by a unit in its last place. What is drawn at random is drawn alike for both.
+    """
+    moved, draw = program.clone(), torch.Generator().manual_seed(0)
+    for weight in moved.graph_module.parameters():
+        if weight.is_floating_point():
+            up = torch.rand(weight.shape, generator=draw) < 0.5
+            weight.data.mul_(1 + torch.finfo(weight.dtype).eps * torch.where(up, 1.0, -1.0).to(weight))
+    answers = []
+    with torch.random.fork_rng(devices=[]):
+        for each in (program, moved):
+            torch.manual_seed(0)
+            answers.append(each.run(inputs))
+    own = (output_error(want, got) for want, got in zip(*answers, strict=True))
+    usual = (EXACT_TOLERANCE.get(want.dtype, 0.0) for want in answers[0])
+    return [max(most, _ROUNDINGS * error / scale) for most, (error, scale) in zip(usual, own, strict=True)]
 
 
 def node_kinds(program: Program) -> Iterator[str]:

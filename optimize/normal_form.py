@@ -200,7 +200,7 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
     elif graph.is_call(node, aten.copy.default) and graph.same_form(node, cast(fx.Node, node.args[1])):
         node.replace_all_uses_with(cast(fx.Node, node.args[1]))
         module.graph.erase_node(node)
-    elif node.target in _RESIZED and graph.same_form(node, cast(fx.Node, node.args[0])):
+    elif node.target in _RESIZED and graph.same_form(node, cast(fx.Node, node.args[0])) and not _is_mask(node):
         node.replace_all_uses_with(cast(fx.Node, node.args[0]))
         module.graph.erase_node(node)
     elif graph.is_call(node, aten.view.default, aten._unsafe_view.default):
@@ -216,6 +216,11 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_bags(module, node)
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Say whether a value is of truths: ``counting.py`` reads off its readers how large it is to be."""
+    return node.meta["val"].dtype is torch.bool
 
 
 def _normalize_size(module: fx.GraphModule, node: fx.Node) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from optimize.distances import output_error
 from optimize.errors import UsageError, VerificationFailed, attributed, is_foreign, require
-from optimize.invariants import EXACT_TOLERANCE
+from optimize.invariants import EXACT_TOLERANCE, allowed_errors
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import Progress, heard_by, silent, tell
@@ -20,8 +20,6 @@ from optimize.records import MergeOutlook
 from optimize.registry import find_pass, find_target
 from optimize.wording import plural
 
-#: What an exact pass may differ by, in roundings of the network's own.
-_ROUNDINGS = 4.0
 _Tensors = Sequence[torch.Tensor]
 
 
@@ -193,8 +191,7 @@ def _require_exact(entry: Pass, shares: Sequence[float], before: Program, inputs
     """Refuse a pass by which outputs differ, as shares of their largest values, by more than rounding."""
     allowed = [EXACT_TOLERANCE.get(want.dtype, 0.0) for want in expected]
     if any(share > most for share, most in zip(shares, allowed, strict=True)):
-        own = _own_roundings(before, inputs, expected)
-        allowed = [max(most, _ROUNDINGS * each) for most, each in zip(allowed, own, strict=True)]
+        allowed = allowed_errors(before, inputs)
     for share, most in zip(shares, allowed, strict=True):
         if share > most:
             raise VerificationFailed(
@@ -203,19 +200,6 @@ def _require_exact(entry: Pass, shares: Sequence[float], before: Program, inputs
                 if is_foreign(type(entry))
                 else "This is a defect of the pass, not of your model. Leave the pass out to go on, and report it.",
             )
-
-
-def _own_roundings(program: Program, inputs: _Tensors, expected: _Tensors) -> list[float]:
-    """Return how far each output moves, of its largest value, where each weight moves by a unit in its last place.
-
-    Deep networks can amplify that a thousandfold, and an exact pass rounds each weight that it makes.
-    """
-    moved, draw = program.clone(), torch.Generator().manual_seed(0)
-    for weight in moved.graph_module.parameters():
-        if weight.is_floating_point():
-            up = torch.rand(weight.shape, generator=draw) < 0.5
-            weight.data.mul_(1 + torch.finfo(weight.dtype).eps * torch.where(up, 1.0, -1.0).to(weight))
-    return [error / scale for error, scale in map(output_error, expected, moved.run(inputs))]
 
 
 def _excess(entry: Pass, relative: float) -> str:

@@ -153,3 +153,9 @@ def test_a_decomposed_network_has_the_layers_of_its_module(name: str) -> None:
         assert found.ops.get(op) == wanted.ops.get(op), op
     assert found.macs == wanted.macs
     torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_whose_answer_is_cast_wider_differs_by_its_own_rounding() -> None:
+    net = Product(lambda net, x: (torch.einsum("bld,dhk->blhk", x, net.heads) * 3).double()).eval()
+    program = optimize.capture(net, (torch.randn(2, 5, 16),))
+    assert count(program).ops["linear"] == 1

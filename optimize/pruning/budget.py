@@ -168,7 +168,7 @@ def _matrices(node: fx.Node) -> list[str]:
     """Return the paths of the weights that a layer multiplies with."""
     if graph.is_call(node, *ops.RECURRENT):
         return [str(weight.target) for step in steps(node) for weight in step[:2]]
-    return [str(graph.argument(node, "weight").target)] if graph.is_call(node, *ops.WEIGHTED) else []
+    return sorted(graph.weights_behind(graph.argument(node, "weight"))) if graph.is_call(node, *ops.WEIGHTED) else []
 
 
 def _labelled(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:

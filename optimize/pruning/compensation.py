@@ -236,7 +236,7 @@ def _read_channels(program: Program, found: Dependencies) -> dict[fx.Node, tuple
     for layer in graph.calls(program.graph, *ops.CONVOLUTIONS[:2], aten.linear.default):
         source = graph.argument(layer, "input")
         axis = found.axes[source][ops.channel_axis(layer, source)]
-        if axis is not None and ops.groups(layer) == 1:
+        if axis is not None and ops.groups(layer) == 1 and graph.argument(layer, "weight").op == "get_attr":
             axes[layer] = axis
     return axes
 

@@ -143,7 +143,8 @@ def _layer(flow: Flow, node: fx.Node) -> Axes:
     """Label a layer's output with what its weight makes (rules 1 and 2)."""
     x, weight, bias = node.args[:3]
     assert isinstance(weight, fx.Node)
-    if weight.op != "get_attr" or len(flow.of(weight)) < 2:
+    turned = graph.is_call(weight, *ops.PERMUTATIONS) and graph.is_call(node, aten.linear.default)
+    if not (turned or weight.op == "get_attr") or len(flow.of(weight)) < 2:
         return unknown(flow, node)
     axes, channel = flow.of(x), ops.channel_axis(node, cast(fx.Node, x))
     flow.fix(axes[channel + 1 :], reaches(node, "mixes them as space"))
@@ -151,7 +152,8 @@ def _layer(flow: Flow, node: fx.Node) -> Axes:
     output = _layer_output(flow, node, axes[channel], flow.of(weight))
     if bias is not None:
         flow.channels.tie(output, flow.of(bias)[0], reaches(node, "computes its bias"))
-    flow.produced[node] = output
+    if not turned:  # what a matrix of another layout makes is cut where it is read
+        flow.produced[node] = output
     return (*axes[:channel], output, *(None,) * (len(axes) - channel - 1))
 
 

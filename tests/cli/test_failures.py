@@ -98,7 +98,7 @@ def test_an_option_of_another_command_is_answered_with_what_takes_the_same(
 
 def test_a_defect_names_the_step() -> None:
     with pytest.raises(AttributeError) as caught:
-        pipeline._own_roundings(None, (), ())  # type: ignore[arg-type]
+        pipeline._excess(None, 1.0)  # type: ignore[arg-type]
     assert "while running the passes (optimize.pipeline)" in failures.explained(caught.value).what
 
 
