@@ -6,7 +6,7 @@ import itertools
 import keyword
 import operator
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,6 +30,14 @@ def calls(graph: fx.Graph, *targets: Any) -> Iterator[fx.Node]:
 def is_call(node: Any, *targets: Any) -> bool:
     """Say whether ``node`` is a call of one of the overloads."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def call_like(like: fx.Node, target: Callable[..., Any], *arguments: Any) -> fx.Node:
+    """Insert a call that belongs where another does, with what it makes of what its arguments stand for."""
+    found = like.graph.call_function(target, arguments)
+    values = fx.node.map_arg(arguments, lambda source: source.meta["val"])
+    found.meta = {**like.meta, "val": target(*values)}
+    return found
 
 
 def same_form(first: fx.Node, second: fx.Node) -> bool:

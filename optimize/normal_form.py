@@ -228,7 +228,7 @@ def _normalize_size(module: fx.GraphModule, node: fx.Node) -> None:
 
     Files of torch have no word for the functions of ``math`` that do so: ``ceil(a / b)`` is ``-(-a // b)``.
     """
-    (value,), call = node.args, functools.partial(_call, module, node)
+    (value,), call = node.args, functools.partial(graph.call_like, node)
     parts = value.args if isinstance(value, fx.Node) and value.target is operator.truediv else ()
     kinds = [type(each.meta["val"] if isinstance(each, fx.Node) else each) for each in parts]
     if node.target is not operator.abs and not (kinds and {*kinds} <= {int, torch.SymInt}):
@@ -257,18 +257,10 @@ def _normalize_part(module: fx.GraphModule, node: fx.Node) -> None:
         ends: list[Any] = [0, *itertools.accumulate(part.shape[dim] for part in source.meta["val"])]
     elif isinstance(size, fx.Node):
         with module.graph.inserting_before(node):
-            ends = [0, size, *(_call(module, node, operator.mul, size, place) for place in range(2, index + 2))]
+            ends = [0, size, *(graph.call_like(node, operator.mul, size, place) for place in range(2, index + 2))]
     else:
         return
     node.target, node.args = aten.slice.Tensor, (split, dim, ends[index], ends[index + 1], 1)
-
-
-def _call(module: fx.GraphModule, like: fx.Node, function: Callable[..., Any], *arguments: Any) -> fx.Node:
-    """Insert a call of a function of sizes, with what it makes of theirs, that belongs where another does."""
-    found = module.graph.call_function(function, arguments)
-    values = (each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments)
-    found.meta = {**like.meta, "val": function(*values)}
-    return found
 
 
 def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
@@ -382,11 +374,15 @@ def _normalize_pool(module: fx.GraphModule, node: fx.Node) -> None:
         widths = [side for pad in reversed(padding[:dims]) for side in (pad, pad)]
         around = [size + 2 * pad for size, pad in zip(sizes[-dims:], padding, strict=False)]
         if any(widths) and _pools_as(node, [*sizes[:-dims], *around], [*arguments[:2], [0] * dims, *arguments[3:]]):
-            with module.graph.inserting_before(node):
-                padded = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
-            value = cast(fx.Node, x).meta["val"]
-            padded.meta = {**node.meta, "val": value.new_empty([*value.shape[:-dims], *around])}
-            node.args = (padded, *arguments[:2], [0] * dims, *arguments[3:])
+            node.args = (_padded(module, node, widths), *arguments[:2], [0] * dims, *arguments[3:])
+
+
+def _padded(module: fx.GraphModule, node: fx.Node, widths: Sequence[int]) -> fx.Node:
+    """Insert a call that puts zeros around what another reads; its shape is found with those of all."""
+    with module.graph.inserting_before(node):
+        padded = module.graph.call_function(aten.constant_pad_nd.default, (node.args[0], [*widths], 0))
+    padded.meta = dict(node.meta)
+    return padded
 
 
 def _pools_as(node: fx.Node, sizes: Sequence[int], arguments: Sequence[Any]) -> bool:
@@ -415,9 +411,6 @@ def _normalize_same_padding(module: fx.GraphModule, node: fx.Node) -> None:
     totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilations, kernel, strict=True)]
     if any(total % 2 for total in totals):
         widths = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-        with module.graph.inserting_before(node):
-            x = module.graph.call_function(aten.constant_pad_nd.default, (x, widths, 0))
-        x.meta = dict(node.meta)
-        totals = [0] * dims
+        x, totals = _padded(module, node, widths), [0] * dims
     node.target = ops.CONVOLUTIONS[dims - 1]
     node.args = (x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)

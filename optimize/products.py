@@ -11,15 +11,14 @@ import string
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 
 _PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.addmm.default)
 #: What transposes a matrix, by which arguments.
-_TURNED = (aten.t.default, aten.permute.default, aten.transpose.int)
+_TURNED = (aten.t.default, *ops.TRANSPOSES)
 _TURNS = ((), ([1, 0],), (0, 1), (1, 0), (-2, -1), (-1, -2))
 
 
@@ -58,7 +57,7 @@ def _write_product(module: fx.GraphModule, node: fx.Node) -> None:
         weight = matrix.next  # that of another layer
     else:
         with module.graph.inserting_after(matrix):
-            weight = _call(node, aten.permute.default, matrix, [1, 0])
+            weight = graph.call_like(node, aten.permute.default, matrix, [1, 0])
     bias = added[0] if added else None
     node.target, node.args, node.kwargs = aten.linear.default, (source, weight, bias), {}
 
@@ -91,17 +90,17 @@ def _write_einsum(module: fx.GraphModule, node: fx.Node) -> None:
 
     def turned(source: fx.Node, axes: Sequence[str], wanted: Sequence[str]) -> fx.Node:
         order = [axes.index(axis) for axis in wanted]
-        return source if order == sorted(order) else _call(node, aten.permute.default, source, order)
+        return source if order == sorted(order) else graph.call_like(node, aten.permute.default, source, order)
 
     def shaped(source: fx.Node, *shape: int) -> fx.Node:
         is_shaped = source.meta["val"].dim() == len(shape)
-        return source if is_shaped else _call(node, aten.reshape.default, source, [*shape])
+        return source if is_shaped else graph.call_like(node, aten.reshape.default, source, [*shape])
 
     with module.graph.inserting_before(node):
         length = math.prod(one[axis] for axis in summed)
         value = shaped(turned(value, read, [*kept, *summed]), *(one[axis] for axis in kept), length)
         weight = shaped(turned(weight, held, [*made, *summed]), math.prod(other[axis] for axis in made), length)
-        found = _call(node, aten.linear.default, value, weight, None)
+        found = graph.call_like(node, aten.linear.default, value, weight, None)
         found = shaped(found, *(one[axis] for axis in kept), *(other[axis] for axis in made))
         found = turned(found, [*kept, *made], result)
     node.replace_all_uses_with(found)
@@ -131,14 +130,6 @@ def _join_bias(node: fx.Node) -> None:
 def _become(node: fx.Node, layer: fx.Node, *arguments: Any) -> None:
     node.target, node.args, node.kwargs = layer.target, arguments, {}
     node.meta = {**layer.meta, "val": node.meta["val"]}
-
-
-def _call(like: fx.Node, target: torch._ops.OpOverload, *arguments: Any) -> fx.Node:
-    """Insert a call that belongs where another does."""
-    found = like.graph.call_function(target, arguments)
-    values = fx.node.map_arg(arguments, lambda source: source.meta["val"])
-    found.meta = {**like.meta, "val": target(*values)}
-    return found
 
 
 def _is_layer(node: Any) -> bool:

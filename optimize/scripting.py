@@ -75,14 +75,14 @@ def _scriptable(module: fx.GraphModule) -> fx.GraphModule:
             copies[node] = _translated(node, plain, copies)
         else:
             copies[node] = plain.node_copy(node, copies.__getitem__)
-    _hold_batches(module, plain, copies)
+    _refuse_other_batches(module, plain, copies)
     # The compiler writes both names into the file: by default they tell how much this process has compiled before.
     name = f"Program_{hashlib.sha256(plain.python_code('self').src.encode()).hexdigest()[:12]}"
     plain._co_fields = {"co_filename": f"<fx>.{name}"}
     return fx.GraphModule(module, plain, class_name=name)
 
 
-def _hold_batches(module: fx.GraphModule, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+def _refuse_other_batches(module: fx.GraphModule, plain: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
     """Let a file refuse another batch than a fixed one, which is in its numbers, as those of other runtimes do."""
     with plain.inserting_before(next(node for node in plain.nodes if node.op != "placeholder")):
         for node in module.graph.find_nodes(op="placeholder"):

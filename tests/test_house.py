@@ -83,7 +83,7 @@ ARROWS = {
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here. Last for
 #: ``products.py`` (180 lines) and resizes that smooth (36), which no pass and no runtime had.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 71_124, 345, 480
+MOST_LINES, MOST_FILES, MOST_CLASSES = 71_118, 345, 480
 
 
 @functools.cache

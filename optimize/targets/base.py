@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -369,15 +370,17 @@ class Runner(ABC):
         if kwargs and len(args) + len(kwargs) == len(specs) and all(spec.name in named for spec in specs):
             flat = [named[spec.name] for spec in specs]  # by the names that the module's parameters had
         else:
-            try:
-                if len(flat) != len(specs):
-                    raise ValueError(len(flat))
-                flat = pytree.treespec_loads(expected).flatten_up_to((args, kwargs)) if expected else flat
-            except ValueError as error:
+            arranged = None
+            with contextlib.suppress(ValueError):  # otherwise than at capture
+                arranged = pytree.treespec_loads(expected).flatten_up_to((args, kwargs)) if expected else flat
+            if arranged is None or len(flat) != len(specs):
                 given = f"{len(args)} and, by name, {list(kwargs)}" if kwargs else str(len(flat))
-                hint = "Give them as the module took them when it was captured: in their order, or by the names it had."
-                what = f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}."
-                raise Refused(what, hint=hint) from error
+                raise Refused(
+                    f"The artifact takes {len(specs)} input(s) {[spec.name for spec in specs]}; got {given}.",
+                    hint="Give them as the module took them when it was captured: in their order, or by the names it "
+                    "had.",
+                )
+            flat = arranged
         wants_tensors = any(hasattr(value, "detach") for value in flat)
         arrays = [to_array(value) if hasattr(value, "detach") else np.asarray(value) for value in flat]
         arrays = [spec.checked(array) for array, spec in zip(arrays, specs, strict=True)]

@@ -9,7 +9,7 @@ import functools
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -305,32 +305,31 @@ def _with_smooth_resizes(program: Program) -> Program:
     ONNX has no attribute for what torch does with corners that are aligned, or with a factor that divides nothing;
     OpenVINO weighs other pixels. Free sizes are left to the exporter.
     """
-    is_known = all(isinstance(size, int) for node in graph.calls(program.graph, *_SMOOTH) for size in _image(node))
-    if not is_known or not any(graph.calls(program.graph, *_SMOOTH)):
+    sizes = [size for node in graph.calls(program.graph, *_SMOOTH) for size in node.meta["val"].shape[-2:]]
+    if not sizes or not all(isinstance(size, int) for size in sizes):
         return program
     copy = program.clone()
     for node in graph.calls(copy.graph, *_SMOOTH):
-        x, _, aligned, factors = cast(tuple[Any, ...], node.args)
-        resize, matrices = cast(Callable[..., torch.Tensor], node.target), []
-        for axis, (size, made) in enumerate(zip(_image(x), _image(node), strict=True)):
-            asked = ([made, size], aligned, None) if factors is None else (None, aligned, [factors[axis], 1.0])
-            image = torch.eye(size, dtype=torch.float64)[None, None]
-            matrices.append(resize(image, *asked)[0, 0].to(node.meta["val"].dtype))
-        rows, columns = matrices[0], matrices[1].T
+        matrices = {"rows": _resizing(node, -2), "columns": _resizing(node, -1).T}
         with copy.graph.inserting_before(node):
-            held = [
+            rows, columns = (
                 copy.graph.get_attr(graph.store(copy.graph_module, f"{node.name}.{name}", matrix, share=True))
-                for name, matrix in (("rows", rows), ("columns", columns))
-            ]
-            narrow = copy.graph.call_function(aten.matmul.default, (x, held[1]))
+                for name, matrix in matrices.items()
+            )
+            narrow = copy.graph.call_function(aten.matmul.default, (node.args[0], columns))
         narrow.meta = dict(node.meta)
-        node.target, node.args = aten.matmul.default, (held[0], narrow)
+        node.target, node.args = aten.matmul.default, (rows, narrow)
     copy.refresh()
     return copy
 
 
-def _image(node: Any) -> Sequence[Any]:
-    return node.meta["val"].shape[-2:]
+def _resizing(node: fx.Node, axis: int) -> torch.Tensor:
+    """Return the matrix ``[made, size]`` by which a resize makes the places of one axis of an image."""
+    x, _, aligned, factors = cast(tuple[Any, ...], node.args)
+    size, made = (each.meta["val"].shape[axis] for each in (x, node))
+    asked = ([made, size], aligned, None) if factors is None else (None, aligned, [factors[axis], 1.0])
+    image = torch.eye(size, dtype=torch.float64)[None, None]
+    return cast(Callable[..., torch.Tensor], node.target)(image, *asked)[0, 0].to(node.meta["val"].dtype)
 
 
 def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
