@@ -133,12 +133,11 @@ def brevitas(net: nn.Module, bits: int, train: Training, x: Tensor) -> nn.Module
             found = layers.QuantConv2d(module.in_channels, module.out_channels, **places, **options)
         found.load_state_dict(module.state_dict(), strict=False)
         net.set_submodule(name, found)
+        found.quant_weight()  # its steps, which are a part of what training begins with, are made when first asked for
     if train.folder and any(Path(train.folder).glob("*.safetensors")):
         for module in net.modules():  # a training that goes on has seen what its steps begin with
             if hasattr(module, "collect_stats_steps"):
                 module.counter = module.collect_stats_steps + 1
-        with torch.no_grad():
-            net.train()(x[:64])  # nor are steps of weights a part of the state before
     train(net.to(memory_format=torch.channels_last))
     return net.eval().to(torch.accelerator.current_accelerator() or "cpu")
 

@@ -380,3 +380,6 @@ def test_arrays_that_bear_the_names_of_arguments_say_what_a_model_takes(tmp_path
     assert named_inputs(path, {"x": False, "input_ids": True, "attention_mask": True}) == []
     names = [spec.name for spec in named_inputs(path, {"input_ids": False, "attention_mask": True, "past": True})]
     assert names == ["input_ids", "attention_mask"]
+    assert [spec.dtype for spec in named_inputs(path, {"input_ids": False, "past": True})] == ["int32"]
+    np.savez(path, x=tokens, features=tokens / 2)
+    assert named_inputs(path, {"x": False}) == named_inputs(path, {"features": False}) == []

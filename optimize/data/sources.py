@@ -44,15 +44,17 @@ def named_inputs(path: Path, takes: Mapping[str, bool]) -> list[InputSpec]:
         takes: The arguments of the model, and whether it can do without each.
 
     Returns:
-        Its first arguments, all that it cannot do without among them; none where there are fewer than two, as the one
-        input needs no name, and of what is no such file: whoever opens that says what it is.
+        Its first arguments, all that it cannot do without among them; none of one input of floats, or by a name that
+        all numbers go by, as it needs no name, and of what is no such file: whoever opens that says what it is.
     """
     try:
         arrays = open_arrays(path)
         names = list(itertools.takewhile(lambda name: isinstance(arrays, Mapping) and name in arrays, takes))
-        are_all = len(names) > 1 and all(name in names or can_do_without for name, can_do_without in takes.items())
+        are_all = all(name in names or can_do_without for name, can_do_without in takes.items())
         given = [(name, arrays[name]) for name in names] if are_all else []
     except OptimizeError:
+        return []
+    if len(given) == 1 and (given[0][0] in _INPUT_KEYS or given[0][1].dtype.kind not in "ib"):
         return []
     return [
         InputSpec(name, (None,) * max(array.ndim - 1, 0), str(array.dtype) if array.dtype.kind in "ib" else "float32")

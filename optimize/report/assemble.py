@@ -21,6 +21,7 @@ from optimize.program import Program
 from optimize.replay import included
 from optimize.report.artifacts import agrees, cost_s
 from optimize.report.model import (
+    FLOAT_DOUBTED_DB,
     DataRecord,
     LayerFigures,
     ModelRecord,
@@ -102,6 +103,9 @@ def assemble(
         what = "Files that round were not judged, because there was noise alone"
         about.append(f"{what}: give --calib or --eval, in Python evaluate=.")
     about += _about_sizes(model.program)
+    floats = (each.program for each in variants if each.program.quantization is None)
+    if not any(done.is_lossy for program in floats for done in program.applied):
+        about += _about_floats(others)
     return Report(
         command=job.command or "optimize.optimize(...)",
         files=(str(job.source),) if isinstance(job.source, str | Path) else (),
@@ -246,3 +250,11 @@ def _about_rows(rows: Sequence[Row], on: str | None = None) -> Iterator[str]:
             yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
         elif row.agreement is not None and row.agreement.caution:
             yield f"{row.name} {row.agreement.caution}"
+
+
+def _about_floats(rows: Sequence[Row]) -> Iterator[str]:
+    """Say which files are farther from the original than rounding takes them, where no pass changes answers."""
+    for row in rows:
+        on_cpu = registry.find_target(row.target).device == "cpu"  # with TF32 elsewhere
+        if row.status == "measured" and on_cpu and (told := row.differing(FLOAT_DOUBTED_DB)):
+            yield f"{row.name} {told}."

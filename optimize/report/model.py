@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DISAGREES_DB = 10.0
 #: Nor below this where nothing was rounded: float32 in another order is right to 100, by TF32 or bfloat16 to 40.
 FLOAT_DISAGREES_DB = 30.0
+#: Between the two it is doubtful on a CPU, which has no TF32: an operator of the runtime may mean something else.
+FLOAT_DOUBTED_DB = 60.0
 Status = Literal["measured", "not_run", "failed"]
 _Found = TypeVar("_Found")
 
@@ -132,15 +134,35 @@ class Row(StrictRecord):
         """
         timing, quality = timing or Timing(), quality or Quality()
         reason = timing.failure or quality.failure or ""
-        if not (reason or lossy) and (reason := _differing(artifact, quality.agreement)):
-            timing = replace(timing, latency=None, speedup=None)  # nothing is a time of the model but a right file's
         status = "failed" if reason else "measured"
-        return gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
+        row = gather(cls, artifact, timing, quality, path=str(artifact.path), status=status, reason=reason)
+        if reason or lossy or not (reason := row.differing(FLOAT_DISAGREES_DB)):
+            return row
+        # Nothing is a time of the model but a right file's.
+        return row.model_copy(update={"status": "failed", "reason": reason, "latency": None, "speedup": None})
 
     @classmethod
     def not_run(cls, artifact: Artifact, reason: str) -> Row:
         """Return the row of an artifact that was written and cannot be executed on this machine."""
         return gather(cls, artifact, path=str(artifact.path), status="not_run", reason=reason)
+
+    def differing(self, least_db: float) -> str:
+        """Return how a file that rounded nothing differs, empty where its floats stand at ``least_db``.
+
+        Of classes, places and truths, which turn over where two values are near, a thousandth is no defect.
+        """
+        found = self.agreement
+        if self.precision != "float32" or found is None or not found.judged:
+            return ""
+        levels = found.outputs.values() or (found.sqnr_db,)
+        asked = (DISAGREES_DB if spec.dtype in CHOICES else least_db for spec in self.outputs)
+        if all(level >= least for level, least in zip(levels, asked, strict=False)):
+            return ""
+        return (
+            f"answers differently: {found.sqnr_db:.1f} dB. float32 in another order stays above {least_db:.0f}, "
+            "unless the model magnifies its rounding, as exponentials do; 'optimize compare' of two files with "
+            "--layers names the value that goes wrong first"
+        )
 
 
 class Operation(StrictRecord):
@@ -411,24 +433,6 @@ class Report(SavedRecord):
 
         page = html.escape(render(tell_run(self)), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
-
-
-def _differing(artifact: Artifact, found: Agreement | None) -> str:
-    """Return why a file is wrong that rounded nothing, empty where it is not.
-
-    Of classes, places and truths, which turn over where two values are near, a thousandth is no defect.
-    """
-    if artifact.precision != "float32" or found is None or not found.judged:
-        return ""
-    levels = found.outputs.values() or (found.sqnr_db,)
-    least = (DISAGREES_DB if spec.dtype in CHOICES else FLOAT_DISAGREES_DB for spec in artifact.outputs)
-    if all(level >= least_db for level, least_db in zip(levels, least, strict=False)):
-        return ""
-    return (
-        f"answers differently: {found.sqnr_db:.1f} dB. float32 in another order stays above {FLOAT_DISAGREES_DB:.0f}, "
-        "unless the model magnifies its rounding, as exponentials do; 'optimize compare' of two files with --layers "
-        "names the value that goes wrong first"
-    )
 
 
 def file_name(row: Row) -> str:

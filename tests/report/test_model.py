@@ -22,7 +22,7 @@ from optimize.measure.quality import Quality
 from optimize.recipe import Recipe
 from optimize.records import now
 from optimize.report import artifacts
-from optimize.report.assemble import _about_rows, _row, _size_bytes
+from optimize.report.assemble import _about_floats, _about_rows, _row, _size_bytes
 from optimize.report.document import FORMS, Text
 from optimize.report.model import Report, Row, TraceStep
 from optimize.report.run import tell_run
@@ -66,6 +66,8 @@ def test_a_float32_file_that_answers_differently_has_failed(report: Report) -> N
     for levels, status in (({"y": 90.0, "places": 28.0}, "measured"), ({"y": 28.0, "places": 90.0}, "failed")):
         assert Row.measured(places, timing, Quality(Agreement(28.0, 1.0, None, outputs=levels))).status == status
     assert Row.measured(replace(made, precision="float16"), timing, Quality(Agreement(28.0, 0.1, None))).latency
+    (told,) = _about_floats([near, wrong, Row.measured(made, timing, Quality(Agreement(60.0, 0.1, None)))])
+    assert told.startswith("onnx float32 answers differently: 31.0 dB. float32 in another order stays above 60, unless")
 
 
 def test_where_the_original_guesses_that_is_said_first_and_nothing_is_the_fastest(report: Report) -> None:
