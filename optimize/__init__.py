@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # isort: off
         ReduceDepth as ReduceDepth,
         Reparameterize as Reparameterize,
         Script as Script,
+        SelectEarly as SelectEarly,
     )
     from optimize.passes.gradual import Gradual as Gradual
     from optimize.passes.merging import merge_branches as merge_branches
@@ -61,7 +62,8 @@ _NAMES = {
     "frontend": "capture",
     "load.narrowing": "narrow",
     "passes": "CastBF16 CastFP16 EqualizeChannels FuseBNSign FuseConvBN PairChannels PruneChannels PruneWeights "
-    "QuantizeAware QuantizeDynamic QuantizeStatic QuantizeWeights ReduceDepth Reparameterize Script",
+    "QuantizeAware QuantizeDynamic QuantizeStatic QuantizeWeights ReduceDepth Reparameterize Script "
+    "SelectEarly",
     "passes.gradual": "Gradual",
     "passes.merging": "merge_branches",
     "pipeline": "Pipeline",

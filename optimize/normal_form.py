@@ -61,7 +61,9 @@ _DECOMPOSED: dict[Any, torch._ops.OpOverload] = {
     aten.native_layer_norm.default: aten.layer_norm.default,
 }
 _RENAMED = {"num_groups": "group"}
-_RESIZED = (aten.expand.default, aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+_RESIZED = (
+    aten.expand.default, aten.reshape.default, aten.slice.Tensor, aten.view.default, aten._unsafe_view.default,
+)  # fmt: skip
 #: The forms of bags of embeddings, and what reduces one, at the place of its mode.
 _BAGS = (aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 _REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)

@@ -15,9 +15,14 @@ def fusing(*, fuse: bool, reparameterize: bool) -> list[dict[str, Any]]:
     """Return the exact passes in order.
 
     A BatchNorm in front of a sign becomes thresholds before another pass can fold it; one inside a branch is merged
-    with its branch; what is left goes into the layer beside it.
+    with its branch; what is left goes into the layer beside it. Tokens that nobody reads go last.
     """
-    return chosen((fuse, "FuseBNSign", {}), (reparameterize, "Reparameterize", {}), (fuse, "FuseConvBN", {}))
+    return chosen(
+        (fuse, "FuseBNSign", {}),
+        (reparameterize, "Reparameterize", {}),
+        (fuse, "FuseConvBN", {}),
+        (fuse, "SelectEarly", {}),
+    )
 
 
 def quantizing(effort: str = "default", cpu: str = "any", bits: float = 8) -> list[dict[str, Any]]:

@@ -101,6 +101,7 @@ def test_several_targets_data_and_report(small: Path, tmp_path: Path, typed: Typ
         "FuseBNSign",
         "Reparameterize",
         "FuseConvBN",
+        "SelectEarly",
         "EqualizeChannels",
         "SmoothActivations",
         "PairChannels",
@@ -116,7 +117,7 @@ def test_a_recipe_does_what_the_flags_do(tmp_path: Path, typed: Typed) -> None:
     done = typed("--recipe", recipe, *NET, "--out", tmp_path / "out", "--to", "torchscript")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [step["pass"] for step in report["trace"]] == ["Reparameterize", "FuseConvBN", "Script"]
+    assert [step["pass"] for step in report["trace"]] == ["Reparameterize", "FuseConvBN", "SelectEarly", "Script"]
     assert [row["target"] for row in report["rows"]] == ["torchscript"]
 
 

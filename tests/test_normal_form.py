@@ -325,6 +325,15 @@ def test_a_pool_rounds_up_where_that_adds_a_window_alone(size: int, target: str,
         torch.testing.assert_close(got, want)
 
 
+def test_a_slice_that_takes_all_is_what_it_reads() -> None:
+    class Sliced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x[:, :, :8] + 1)[:, -9:, 1:]
+
+    program = optimize.capture(Sliced(), (torch.zeros(2, 9, 8),))
+    assert program.stats().ops == {"add": 1, "slice": 1}
+
+
 @pytest.mark.parametrize("target", ["onnx", "openvino", "torchscript"])
 def test_a_mean_that_counts_its_padding_and_rounds_up_is_exact(target: str, tmp_path: Path) -> None:
     class Pooled(nn.Module):

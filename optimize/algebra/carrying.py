@@ -57,11 +57,11 @@ def _carried(operator: Channelwise, move: fx.Node, *, forward: bool) -> Channelw
     if graph.is_call(move, *ops.RESHAPES):
         shapes = (inner.shape, outer.shape) if forward else (outer.shape, inner.shape)
         return _regrouped(operator, *shapes)
-    order = _order(move, inner.dim())
+    order = order_of(move, inner.dim())
     return replace(operator, axis=order.index(operator.axis) if forward else order[operator.axis])
 
 
-def _order(move: fx.Node, dims: int) -> list[int]:
+def order_of(move: fx.Node, dims: int) -> list[int]:
     """Return the axis of the input that each axis of the result was."""
     order = list(range(dims))
     if graph.is_call(move, aten.permute.default):
@@ -91,7 +91,7 @@ def _regrouped(operator: Channelwise, shape: Sequence[Any], target: Sequence[Any
     vary along one axis: ``[N, C, H, W]`` becomes ``[N, C * H * W]`` with each number ``H * W`` times.
     """
     axis = cast(int, operator.axis)
-    group = _group(shape, target, axis)
+    group = group_of(shape, target, axis)
     if group is None:
         return None
     (start, stop), (first, last) = group
@@ -110,7 +110,7 @@ def _regrouped(operator: Channelwise, shape: Sequence[Any], target: Sequence[Any
     return replace(operator, axis=first + varying[0], scale=scale, shift=shift)
 
 
-def _group(shape: Sequence[Any], target: Sequence[Any], axis: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def group_of(shape: Sequence[Any], target: Sequence[Any], axis: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return the axes (start, stop) of both shapes that hold the same elements, the fewest with ``axis`` among them.
 
     Axes of two shapes begin at the same element where as many elements follow them.

@@ -17,4 +17,5 @@ from optimize.passes.quantize_weights import QuantizeWeights as QuantizeWeights
 from optimize.passes.reduce_depth import ReduceDepth as ReduceDepth
 from optimize.passes.reparameterize import Reparameterize as Reparameterize
 from optimize.passes.script import Script as Script
+from optimize.passes.select_early import SelectEarly as SelectEarly
 from optimize.passes.smooth_activations import SmoothActivations as SmoothActivations

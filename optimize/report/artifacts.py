@@ -219,9 +219,9 @@ def _quality_card(row: Row) -> tuple[str, Cell]:
 def winner(report: Report) -> Iterator[tuple[str, str]]:
     """Yield in one line which artifact is the fastest that answers like the original; nothing where none was timed."""
     if (row := fastest(report)) is not None:
-        ratio = form.ratio(over_best_float32(report, row))
-        over = [f"{form.ratio(row.speedup.ratio)} eager"] if row.speedup else []
-        over += [f"{ratio} the best float32"] if row is not best_float32(report) else []
+        plain, over = best_float32(report), [f"{form.ratio(row.speedup.ratio)} eager"] if row.speedup else []
+        if plain is not None and plain is not row:
+            over.append(f"{form.ratio(over_best_float32(report, row))} the best float32")
         name = ", ".join(filter(None, (row.name, " and ".join(over))))
         yield "Fastest", f"{name}: {file_name(row)}{_beside(report, row)}"
 

@@ -200,7 +200,8 @@ def _about_passes(variants: Sequence[Variant]) -> Iterator[str]:
             if step.exactness is not Exactness.EXACT and not step.outcome.rewrites:
                 why = (*step.outcome.notes, *(f"{skip.op}: {skip.reason}" for skip in step.outcome.skips))
                 no_file = ", so there is no file of it" if step.kind.stage is Stage.PRECISION else ""
-                yield f"{step.pass_name} changed nothing{no_file}. {'; '.join(why[:2])}".rstrip()
+                said = "; ".join(text.rstrip(".") for text in why[:2])
+                yield f"{step.pass_name} changed nothing{no_file}. {said}.".removesuffix(" .")
             elif step.exactness is Exactness.LOSSY:
                 yield from step.outcome.notes
             elif step.warning:

@@ -131,7 +131,7 @@ class Training:
     average: float | None = None
     judge: Callable[[nn.Module], float] | None = None
     patience: int | None = None
-    folder: Path | None = None
+    folder: str | Path | None = None
     seed: int = 0
     prune: Pruner | None = None
     keep_zeros: bool = False
@@ -219,7 +219,7 @@ class _Trainer:
         # Of a module that says more of itself each kind has its own: one with 4 bits is trained before one with 2.
         said = "-".join(re.findall(r"\w+", module.extra_repr().partition(",")[0]))[:_LONGEST]
         name = f"checkpoint-{said}" if said else "checkpoint"
-        self.path = None if asked.folder is None else asked.folder / f"{name}.safetensors"
+        self.path = None if asked.folder is None else Path(asked.folder) / f"{name}.safetensors"
         self.losses, self.scores, self.best = list[float](), list[float](), dict[str, Tensor]()
         self.masks, self.share = Masks(module), 0.0
         learning = module.named_parameters(remove_duplicate=False) if asked.movement else ()

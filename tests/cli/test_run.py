@@ -79,8 +79,8 @@ def test_a_named_pass_stands_where_its_stage_and_promise_put_it(jobs: list[Job])
     words = [word for text in own for word in ("--pass", text)]
     flags = ["--fuse", "--prune", "0.5", "--int8=static", "--effort", "quick", "--cpu", "vnni"]
     passes = asked(jobs, *flags, *words)
-    graph = ["FuseBNSign", "Reparameterize", "FuseConvBN", "optimize.passes:FuseConvBN", "PruneChannels"]
-    assert list(passes) == [*graph, "AbsorbBias", "QuantizeStatic", "CastFP16", "Script"]
+    graph = ["FuseBNSign", "Reparameterize", "FuseConvBN", "SelectEarly", "optimize.passes:FuseConvBN"]
+    assert list(passes) == [*graph, "PruneChannels", "AbsorbBias", "QuantizeStatic", "CastFP16", "Script"]
     assert passes["CastFP16"] == {"keep": "head,body", "io": "half"}
     wrong = {"a b": r"NAME\[:OPTION=VALUE", "FuseConvBn": "no pass", "AbsorbBias:x=1": "no option 'x'"}
     for text, message in wrong.items():

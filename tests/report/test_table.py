@@ -91,6 +91,9 @@ def test_the_fastest_is_held_against_others_alone_and_a_tie_is_said(report: Repo
     assert dict(artifacts.cards(alone))["Speed-up over eager"].detail == "it is the best fp32"
     close = plain.model_copy(update={"speedup": replace(integers.speedup, ratio=7.5)})  # type: ignore[type-var]
     tied = report.model_copy(update={"rows": (close, integers)})
+    wide = report.model_copy(update={"baseline": tied.baseline.model_copy(update={"precision": "float64"})})
+    wide = wide.model_copy(update={"rows": [row.model_copy(update={"precision": "float64"}) for row in report.rows]})
+    assert "the best float32" not in dict(artifacts.winner(wide))["Fastest"]
     (told,) = artifacts.winner(tied)
     assert told[1].endswith("model.int8.onnx; as fast, within the intervals: onnx float32")
     assert dict(artifacts.cards(tied))["Fastest artifact"].detail in told[1]

@@ -91,6 +91,25 @@ def test_files_of_half_precision_answer_so(net: type[Attention], tmp_path: Path)
     assert float((want - found).norm() / want.norm()) < 0.01
 
 
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+def test_a_constant_mask_of_infinities_stands_beside_layers_in_integers(target: str, tmp_path: Path) -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            return self.last((y @ y.transpose(1, 2) + self.mask).softmax(-1) @ y)
+
+    x = torch.randn(32, 6, 8, generator=torch.Generator().manual_seed(0))
+    program = optimize.capture(Added().eval(), (x[:2],))
+    integers = optimize.QuantizeStatic(calibration=[x]).apply(program)[0]
+    found = optimize.export(integers, target, tmp_path / f"net.{'xml' if target == 'openvino' else 'onnx'}").load()
+    assert float((found(x) - program(x)).norm() / program(x).norm()) < 0.05
+
+
 def test_weights_over_another_axis_are_left() -> None:
     class Across(nn.Module):
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:

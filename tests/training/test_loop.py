@@ -238,7 +238,7 @@ def test_what_does_not_learn_is_said(batches: Batches) -> None:
 
 
 def test_a_checkpoint_is_of_one_training(batches: Batches, tmp_path: Path) -> None:
-    Training(batches, folder=tmp_path)(net())
+    Training(batches, folder=str(tmp_path))(net())
     assert [place.name for place in tmp_path.iterdir()] == ["checkpoint.safetensors"]
     with pytest.raises(Refused, match="The checkpoint is of 1 epochs of 4 steps"):
         Training(batches, epochs=2, folder=tmp_path)(net())

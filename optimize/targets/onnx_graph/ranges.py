@@ -44,12 +44,13 @@ def _above_floor(value: ir.Value, known: Range) -> Range:
 
 
 def range_of(value: ir.Value | None, ranges: Mapping[str, Range]) -> Range | None:
-    """Return the known range of a value, or that of a float constant."""
+    """Return the known range of a value, or that of a float constant, which a mask of infinities has not."""
     if value is None:
         return None
     array = constant(value)
     if array is not None:
-        return spread(array) if array.dtype.name in _FLOATS and array.size else None
+        is_finite = array.dtype.name in _FLOATS and array.size and np.isfinite(array).all()
+        return spread(array) if is_finite else None
     return ranges.get(name_of(value))
 
 
