@@ -216,8 +216,8 @@ def _transposed(node: fx.Node, part: Part) -> Sources | None:
 
 
 def _reshaped(node: fx.Node, part: Part) -> Sources | None:
-    shapes = [node.meta["val"].shape, cast(fx.Node, node.args[0]).meta["val"].shape]
-    found = carrying.group_of(*shapes, part.axis)
+    inner, outer = cast(fx.Node, node.args[0]).meta["val"].shape, node.meta["val"].shape
+    found = carrying.group_of(outer, inner, part.axis)
     if found is None or any(stop - start != 1 for start, stop in found):
         return None
     return _first(node, part.on(found[1][0]))
