@@ -252,7 +252,9 @@ def plain_graph_module(unlifted: fx.GraphModule) -> fx.GraphModule:
     for node in sorted(unlifted.graph.nodes, key=lambda node: node.op != "placeholder"):
         copies[node] = plain.node_copy(node, copies.__getitem__)
     output = plain.output_node()
-    flat = [value for value in pytree.tree_leaves(output.args[0]) if value is not None]
+    leaves = (value for value in pytree.tree_leaves(output.args[0]) if value is not None)
+    # An input that was written and is returned is what was written.
+    flat = [value.args[1] if graph.is_call(value, aten.copy_.default) else value for value in leaves]
     _check_outputs(flat)
     output.args = (tuple(flat),)
     root = torch.nn.Module()

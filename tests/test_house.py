@@ -82,8 +82,8 @@ ARROWS = {
 }
 
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here. Last for
-#: ``products.py`` (180 lines) and resizes that smooth (36), which no pass and no runtime had.
-MOST_LINES, MOST_FILES, MOST_CLASSES = 71_118, 345, 480
+#: ``SelectEarly`` (165 lines) and what it asks the graph (250), a rule a kind of call.
+MOST_LINES, MOST_FILES, MOST_CLASSES = 71_579, 347, 483
 
 
 @functools.cache

@@ -325,6 +325,20 @@ def test_a_pool_rounds_up_where_that_adds_a_window_alone(size: int, target: str,
         torch.testing.assert_close(got, want)
 
 
+def test_an_input_that_is_written_and_returned_is_what_was_written() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x.mul_(2.0)
+            return x.relu(), x
+
+    x = torch.randn(2, 4)
+    before = x.clone()
+    program = optimize.capture(Doubled(), (x,))
+    assert torch.equal(x, before)
+    found = program.run((torch.tensor([[1.0, -1.0, 0.0, 3.0]]),))
+    assert [value.tolist() for value in found] == [[[2, 0, 0, 6]], [[2, -2, 0, 6]]]
+
+
 def test_a_slice_that_takes_all_is_what_it_reads() -> None:
     class Sliced(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

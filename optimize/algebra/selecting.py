@@ -26,7 +26,7 @@ _CASTS = (aten._to_copy.default, aten.to.dtype)
 _PER_CHANNEL = (aten.batch_norm.default, aten.prelu.default)
 
 
-class Part(NamedTuple):
+class Places(NamedTuple):
     """Places of one axis: ``size`` from ``start`` on, which counts from the end where it is negative."""
 
     axis: int
@@ -38,21 +38,21 @@ class Part(NamedTuple):
         """Where it ends, as slices say it."""
         return self.start + self.size or sys.maxsize
 
-    def within(self, other: Part) -> Part:
+    def within(self, other: Places) -> Places:
         """Return the places counted from where another part begins, that holds them."""
         return self._replace(start=self.start - other.start)
 
-    def on(self, axis: int) -> Part:
+    def on(self, axis: int) -> Places:
         """Return the same places of another axis."""
         return self._replace(axis=axis)
 
 
 #: What a call reads of each of its inputs; None: all of it.
-Sources = list[tuple[fx.Node, Part | None]]
-_Rule = Callable[[fx.Node, Part], Sources | None]
+Sources = list[tuple[fx.Node, Places | None]]
+_Rule = Callable[[fx.Node, Places], Sources | None]
 
 
-def selected(node: fx.Node) -> Part | None:
+def selected(node: fx.Node) -> Places | None:
     """Return the part of its input that a selection takes, None of other calls and where it is half of it or more."""
     if not graph.is_call(node, aten.slice.Tensor, aten.select.int):
         return None
@@ -69,19 +69,19 @@ def selected(node: fx.Node) -> Part | None:
         start += length if start < 0 else 0
     elif start < 0 and start + size > 0:
         return None
-    found = Part(axis, start, size)
+    found = Places(axis, start, size)
     return found if saves(value, found) else None
 
 
-def saves(value: torch.Tensor, part: Part) -> bool:
+def saves(value: torch.Tensor, part: Places) -> bool:
     """Say whether a part is less than half of a value, as one of a free axis is taken to be."""
     length = value.shape[part.axis]
     return not isinstance(length, int) or (part.start >= 0 and 2 * part.size < length)
 
 
-def wanted(flow: fx.Graph) -> tuple[dict[fx.Node, Part], dict[fx.Node, Sources]]:
+def wanted(flow: fx.Graph) -> tuple[dict[fx.Node, Places], dict[fx.Node, Sources]]:
     """Return which part is read of each value that is not read whole, and of those that can be computed alone how."""
-    asked: dict[fx.Node, Part | None] = {}
+    asked: dict[fx.Node, Places | None] = {}
     sized: dict[fx.Node, set[int]] = {}
     alone: dict[fx.Node, Sources] = {}
     for node in reversed(flow.nodes):
@@ -103,14 +103,14 @@ def wanted(flow: fx.Graph) -> tuple[dict[fx.Node, Part], dict[fx.Node, Sources]]
     return parts, {node: sources for node, sources in alone.items() if node in parts}
 
 
-def _both(source: fx.Node, one: Part | None, other: Part | None) -> Part | None:
+def _both(source: fx.Node, one: Places | None, other: Places | None) -> Places | None:
     """Return what holds two parts of a value, None where that is all of it, or not much less."""
     if one is None or other is None or one == other:
         return one if one == other else None
     if one.axis != other.axis or min(one.start, other.start) < 0:
         return None
     start, stop = min(one.start, other.start), max(one.start + one.size, other.start + other.size)
-    found = Part(one.axis, start, stop - start)
+    found = Places(one.axis, start, stop - start)
     return found if all(saves(value, found) for value in _values(source)) else None
 
 
@@ -119,7 +119,7 @@ def _values(node: fx.Node) -> Sequence[torch.Tensor]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _sources(node: fx.Node, part: Part) -> Sources | None:
+def _sources(node: fx.Node, part: Places) -> Sources | None:
     """Return what a call reads to compute a part of its result, None where that is not known, or all."""
     rule = _RULES.get(node.target) or (_pointwise if ops.is_elementwise(node) else None)
     sources = rule(node, part) if rule is not None else None
@@ -130,18 +130,18 @@ def _sources(node: fx.Node, part: Part) -> Sources | None:
     return list(found.items()) if is_one else None
 
 
-def _rest(node: fx.Node, *read: tuple[Any, Part | None]) -> Sources:
+def _rest(node: fx.Node, *read: tuple[Any, Places | None]) -> Sources:
     """Return what is read of some inputs, beside the others, which are read whole."""
     given = [(source, part) for source, part in read if isinstance(source, fx.Node)]
     known = [source for source, _ in given]
     return [*given, *((source, None) for source in node.all_input_nodes if source not in known)]
 
 
-def _first(node: fx.Node, part: Part | None) -> Sources | None:
+def _first(node: fx.Node, part: Places | None) -> Sources | None:
     return None if part is None else _rest(node, (node.args[0], part))
 
 
-def _broadcast(node: fx.Node, inputs: Iterable[Any], part: Part) -> Sources | None:
+def _broadcast(node: fx.Node, inputs: Iterable[Any], part: Places) -> Sources | None:
     """Return what is read of inputs whose last axes are those of the result, or have one place for all of it."""
     result, found = node.meta["val"], Sources()
     for source in inputs:
@@ -156,17 +156,17 @@ def _broadcast(node: fx.Node, inputs: Iterable[Any], part: Part) -> Sources | No
     return found
 
 
-def _pointwise(node: fx.Node, part: Part) -> Sources | None:
+def _pointwise(node: fx.Node, part: Places) -> Sources | None:
     if node.target in _PER_CHANNEL:
         return _first(node, None if part.axis == 1 else part)
     return _broadcast(node, node.all_input_nodes, part)
 
 
-def _linear(node: fx.Node, part: Part) -> Sources | None:
+def _linear(node: fx.Node, part: Places) -> Sources | None:
     return _first(node, part if part.axis < node.meta["val"].dim() - 1 else None)
 
 
-def _product(node: fx.Node, part: Part) -> Sources | None:
+def _product(node: fx.Node, part: Places) -> Sources | None:
     first, second = cast(tuple[fx.Node, fx.Node], node.args[:2])
     dims = [each.meta["val"].dim() for each in (node, first, second)]
     if min(dims) < 2:
@@ -178,7 +178,7 @@ def _product(node: fx.Node, part: Part) -> Sources | None:
     return _broadcast(node, (first, second), part)
 
 
-def _attention(node: fx.Node, part: Part) -> Sources | None:
+def _attention(node: fx.Node, part: Places) -> Sources | None:
     """Return the queries of some tokens, with their rows of the mask; they see keys as before."""
     queries, mask = node.args[0], node.args[3]
     dims = node.meta["val"].dim()
@@ -188,18 +188,18 @@ def _attention(node: fx.Node, part: Part) -> Sources | None:
     return None if rows is None else _rest(node, (queries, part), *rows)
 
 
-def _sees_all(node: fx.Node, part: Part) -> bool:
+def _sees_all(node: fx.Node, part: Places) -> bool:
     """Say whether a part is the last query of a causal attention: it sees every key."""
     lengths = [cast(fx.Node, each).meta["val"].shape[-2] for each in node.args[:2]]
     return str(lengths[0]) == str(lengths[1]) and part.size == 1 and part.start in (-1, lengths[0] - 1)
 
 
-def _norm(node: fx.Node, part: Part) -> Sources | None:
+def _norm(node: fx.Node, part: Places) -> Sources | None:
     kept = node.meta["val"].dim() - len(cast(list[int], node.args[1]))
     return _first(node, part if part.axis < kept else None)
 
 
-def _along_one(node: fx.Node, part: Part) -> Sources | None:
+def _along_one(node: fx.Node, part: Places) -> Sources | None:
     """Return what a call reads that mixes the places of one axis, or joins values along it."""
     axis = cast(int, graph.argument(node, "dim")) % node.meta["val"].dim()
     if axis == part.axis:
@@ -207,15 +207,15 @@ def _along_one(node: fx.Node, part: Part) -> Sources | None:
     return _rest(node, *((source, part) for source in node.all_input_nodes if source.meta["val"].dim() > part.axis))
 
 
-def _embedding(node: fx.Node, part: Part) -> Sources | None:
+def _embedding(node: fx.Node, part: Places) -> Sources | None:
     return _rest(node, (node.args[1], part)) if part.axis < node.meta["val"].dim() - 1 else None
 
 
-def _transposed(node: fx.Node, part: Part) -> Sources | None:
+def _transposed(node: fx.Node, part: Places) -> Sources | None:
     return _first(node, part.on(carrying.order_of(node, node.meta["val"].dim())[part.axis]))
 
 
-def _reshaped(node: fx.Node, part: Part) -> Sources | None:
+def _reshaped(node: fx.Node, part: Places) -> Sources | None:
     inner, outer = cast(fx.Node, node.args[0]).meta["val"].shape, node.meta["val"].shape
     found = carrying.group_of(outer, inner, part.axis)
     if found is None or any(stop - start != 1 for start, stop in found):
@@ -223,19 +223,19 @@ def _reshaped(node: fx.Node, part: Part) -> Sources | None:
     return _first(node, part.on(found[1][0]))
 
 
-def _expanded(node: fx.Node, part: Part) -> Sources | None:
+def _expanded(node: fx.Node, part: Places) -> Sources | None:
     sources = _broadcast(node, node.args[:1], part)
     return None if sources is None else _rest(node, *sources)
 
 
-def _split(node: fx.Node, part: Part) -> Sources | None:
+def _split(node: fx.Node, part: Places) -> Sources | None:
     axis = cast(int, graph.argument(node, "dim")) % cast(fx.Node, node.args[0]).meta["val"].dim()
     if graph.is_call(node, aten.unbind.int):
         return _first(node, part.on(part.axis + (part.axis >= axis)))
     return _first(node, None if part.axis == axis else part)
 
 
-def _item(node: fx.Node, part: Part) -> Sources | None:
+def _item(node: fx.Node, part: Places) -> Sources | None:
     return [(cast(fx.Node, node.args[0]), part)] if graph.is_call(node.args[0], *SPLITS) else None
 
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from optimize import graph, ops
 from optimize.algebra import selecting
-from optimize.algebra.selecting import Part
+from optimize.algebra.selecting import Places
 from optimize.graph import aten
 from optimize.passes.base import Outcome, Pass, Rewrite
 from optimize.program import Program
@@ -63,7 +63,7 @@ class SelectEarly(Pass):
         flow = program.graph
         parts, alone = selecting.wanted(flow)
         early = _worthwhile(flow, alone)
-        writer = _Writer({node: parts[node] for node in early})
+        narrowing = _Narrowing({node: parts[node] for node in early})
         taken = {
             node: part
             for node in flow.nodes
@@ -72,9 +72,9 @@ class SelectEarly(Pass):
         rewrites = tuple(_told(node, part, _reached(node, early)) for node, part in taken.items())
         for node in list(flow.nodes):
             if node in early:
-                writer.compute_part(node, alone[node])
+                narrowing.compute_part(node, alone[node])
             elif node in taken:
-                writer.select(node, taken[node])
+                narrowing.select(node, taken[node])
         return Outcome(rewrites)
 
 
@@ -110,7 +110,7 @@ def _reached(selection: fx.Node, early: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _told(selection: fx.Node, part: Part, calls: set[fx.Node]) -> Rewrite:
+def _told(selection: fx.Node, part: Places, calls: set[fx.Node]) -> Rewrite:
     source = cast(fx.Node, selection.args[0])
     length = source.meta["val"].shape[part.axis]
     of = str(length) if isinstance(length, int) else "any number"
@@ -118,12 +118,12 @@ def _told(selection: fx.Node, part: Part, calls: set[fx.Node]) -> Rewrite:
     return Rewrite(graph.origin(source), f"{what} is computed, which is all that is read")
 
 
-class _Writer:
+class _Narrowing:
     """Writes calls that compute the parts that are wanted of them, in the order of the graph."""
 
-    def __init__(self, early: dict[fx.Node, Part]) -> None:
+    def __init__(self, early: dict[fx.Node, Places]) -> None:
         self._early = early
-        self._cuts: dict[tuple[fx.Node, Part], fx.Node] = {}
+        self._cuts: dict[tuple[fx.Node, Places], fx.Node] = {}
 
     def compute_part(self, node: fx.Node, sources: selecting.Sources) -> None:
         """Let a call compute its part, from those of its inputs."""
@@ -141,7 +141,7 @@ class _Writer:
         narrow = [each.narrow(part.axis, 0, part.size) for each in (value if isinstance(value, list) else [value])]
         node.meta["val"] = narrow if isinstance(value, list) else narrow[0]
 
-    def select(self, node: fx.Node, part: Part) -> None:
+    def select(self, node: fx.Node, part: Places) -> None:
         """Let a selection take its place of what is computed."""
         source = cast(fx.Node, node.args[0])
         held = self._early[source]
@@ -151,7 +151,7 @@ class _Writer:
             node.replace_all_uses_with(self._part(node, source, part))
             node.graph.erase_node(node)
 
-    def _part(self, reader: fx.Node, source: fx.Node, part: Part) -> fx.Node:
+    def _part(self, reader: fx.Node, source: fx.Node, part: Places) -> fx.Node:
         """Return a part of a value: it is that already, or is cut out, once for all who read it."""
         held = self._early.get(source)
         if held == part:
@@ -163,7 +163,7 @@ class _Writer:
         return self._cuts[source, part]
 
 
-def _cut(source: fx.Node, part: Part) -> fx.Node:
+def _cut(source: fx.Node, part: Places) -> fx.Node:
     if part.size > 1 or isinstance(source.meta["val"].shape[part.axis], int):
         return graph.call_like(source, aten.slice.Tensor, source, part.axis, part.start, part.stop, 1)
     one = graph.call_like(source, aten.select.int, source, part.axis, part.start)  # of a size that is no expression

@@ -31,6 +31,8 @@ _MOST_ODD = 6
 _TERNARY_SHARE = 0.7
 #: Share of a batch's range in a running one.
 _MOMENTUM = 0.1
+#: How far a learned step goes from where it began, as the logarithm of its factor.
+_FARTHEST = math.log(1000)
 
 
 class _Rounding(torch.autograd.Function):
@@ -170,7 +172,8 @@ class LearnedStep(nn.Module):
 
     With this pace, plain gradient descent on ``moved`` changes the step at the rate of the published rule (gradients
     scaled by ``1 / sqrt(elements * high)``), while optimizers that normalise gradients change it by a small factor and
-    not by a small number, which could be the step itself. Weight decay pulls it to the start.
+    not by a small number, which could be the step itself. Weight decay pulls it to the start. It stays within a
+    thousandth and a thousand times the start, where gradients still reach it: one that has become zero never returns.
 
     Args:
         start: Positive float32 steps, in a shape that broadcasts against the values.
@@ -186,7 +189,8 @@ class LearnedStep(nn.Module):
 
     def forward(self) -> torch.Tensor:
         """Return the step, in the shape of the start."""
-        return self.start * torch.exp(self.pace * self.moved)
+        power = self.pace * self.moved
+        return self.start * torch.exp(power + (power.clamp(-_FARTHEST, _FARTHEST) - power).detach())
 
     def begin(self, start: torch.Tensor) -> None:
         """Start from another step."""

@@ -100,6 +100,18 @@ class TestRounding:
         published = start - rate * plain.grad / math.sqrt(value.numel() * 3)
         assert float((step() - start).detach()) == pytest.approx(float(published.detach() - start), rel=0.02)
 
+    def test_a_step_that_fell_to_nothing_comes_back(self) -> None:
+        value = torch.randn(400, generator=torch.Generator().manual_seed(0))
+        step = LearnedStep(torch.tensor(0.02), value.numel(), 127)
+        with torch.no_grad():
+            step.moved.fill_(-1e6)
+        for _ in range(3):
+            fake_quantize(value, step(), -127, 127).sub(value).square().sum().backward()
+            assert step.moved.grad is not None and 0 > float(step.moved.grad) > -math.inf
+        with torch.no_grad():
+            step.moved.fill_(1e6)
+        assert math.isfinite(float(step()))
+
     def test_few_integers_clip_and_many_do_not(self) -> None:
         weight = torch.randn(6, 200)
         for bits, least, most in ((2, 0.3, 0.7), (8, 0.95, 1.0)):
