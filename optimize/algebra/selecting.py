@@ -111,10 +111,11 @@ def _both(source: fx.Node, one: Places | None, other: Places | None) -> Places |
         return None
     start, stop = min(one.start, other.start), max(one.start + one.size, other.start + other.size)
     found = Places(one.axis, start, stop - start)
-    return found if all(saves(value, found) for value in _values(source)) else None
+    return found if all(saves(value, found) for value in values(source)) else None
 
 
-def _values(node: fx.Node) -> Sequence[torch.Tensor]:
+def values(node: fx.Node) -> Sequence[torch.Tensor]:
+    """Return what a call gives: the parts of what it splits, else one value."""
     value = node.meta["val"]
     return value if isinstance(value, list | tuple) else [value]
 
@@ -181,8 +182,12 @@ def _product(node: fx.Node, part: Places) -> Sources | None:
 def _attention(node: fx.Node, part: Places) -> Sources | None:
     """Return the queries of some tokens, with their rows of the mask; they see keys as before."""
     queries, mask = node.args[0], node.args[3]
-    dims = node.meta["val"].dim()
-    if part.axis != dims - 2 or (graph.argument(node, "is_causal") and not _sees_all(node, part)):
+    dims = [each.meta["val"].dim() for each in (node, cast(fx.Node, queries))]
+    if (
+        dims[0] != dims[1]
+        or part.axis != dims[0] - 2
+        or (graph.argument(node, "is_causal") and not _sees_all(node, part))
+    ):
         return None
     rows = [] if mask is None else _broadcast(node, [mask], part)
     return None if rows is None else _rest(node, (queries, part), *rows)
@@ -220,7 +225,12 @@ def _reshaped(node: fx.Node, part: Places) -> Sources | None:
     found = carrying.group_of(outer, inner, part.axis)
     if found is None or any(stop - start != 1 for start, stop in found):
         return None
-    return _first(node, part.on(found[1][0]))
+    axis = found[1][0]
+    if graph.is_call(node, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int):
+        named = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
+        if axis in [cast(int, each) % len(inner) for each in named]:  # whose size it says, or looks at
+            return None
+    return _first(node, part.on(axis))
 
 
 def _expanded(node: fx.Node, part: Places) -> Sources | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import fx
 
 from optimize import graph, ops
@@ -69,7 +71,7 @@ class SelectEarly(Pass):
             for node in flow.nodes
             if (part := selecting.selected(node)) is not None and node.args[0] in early
         }
-        rewrites = tuple(_told(node, part, _reached(node, early)) for node, part in taken.items())
+        rewrites = tuple(_told(node, part, early) for node, part in taken.items())
         for node in list(flow.nodes):
             if node in early:
                 narrowing.compute_part(node, alone[node])
@@ -79,39 +81,33 @@ class SelectEarly(Pass):
 
 
 def _worthwhile(flow: fx.Graph, alone: dict[fx.Node, selecting.Sources]) -> set[fx.Node]:
-    """Return those calls that compute a part, before or after a layer that then does.
+    """Return those calls that compute a part, as far as a layer is among those that give parts to each other.
 
     A call that only changes elements of a whole value stays behind what makes that, which runtimes compute it with.
     """
-    early, worth = set[fx.Node](), set[fx.Node]()
+    early = set[fx.Node]()
     for node in flow.nodes:
-        if node not in alone:
-            continue
-        inside = [source for source, part in alone[node] if part is not None and source in early]
-        needs = ops.is_elementwise(node) or graph.is_call(node.args[0], *selecting.SPLITS)
-        if inside or not needs:
-            early.add(node)
-            if node.target in _WORTH or any(source in worth for source in inside):
-                worth.add(node)
-    for node in reversed(flow.nodes):
-        if node in early and any(reader in worth for reader in node.users if reader in early):
-            worth.add(node)
-    return early & worth
+        if node in alone:
+            is_inside = any(part is not None and source in early for source, part in alone[node])
+            if is_inside or not (ops.is_elementwise(node) or graph.is_call(node.args[0], *selecting.SPLITS)):
+                early.add(node)
+    return _joined((node for node in early if node.target in _WORTH), early)
 
 
-def _reached(selection: fx.Node, early: set[fx.Node]) -> set[fx.Node]:
-    """Return the calls that a selection moved in front of."""
-    found, left = set[fx.Node](), [cast(fx.Node, selection.args[0])]
+def _joined(starts: Iterable[fx.Node], among: set[fx.Node], *, readers: bool = True) -> set[fx.Node]:
+    """Return those of some calls that are joined to others by what they read, and by who reads them."""
+    found, left = set[fx.Node](), [*starts]
     while left:
         node = left.pop()
-        if node in early and node not in found:
+        if node in among and node not in found:
             found.add(node)
-            left += node.all_input_nodes
+            left += [*node.all_input_nodes, *(node.users if readers else ())]
     return found
 
 
-def _told(selection: fx.Node, part: Places, calls: set[fx.Node]) -> Rewrite:
+def _told(selection: fx.Node, part: Places, early: set[fx.Node]) -> Rewrite:
     source = cast(fx.Node, selection.args[0])
+    calls = _joined([source], early, readers=False)
     length = source.meta["val"].shape[part.axis]
     of = str(length) if isinstance(length, int) else "any number"
     what = f"of {plural(len(calls), 'call')} before it {part.size} of {of} along axis {part.axis}"
@@ -137,9 +133,8 @@ class _Narrowing:
             graph.set_argument(node, "size" if node.target is aten.expand.default else "shape", sizes)
         elif graph.is_call(node, aten.scaled_dot_product_attention.default):
             graph.set_argument(node, "is_causal", False)
-        value = node.meta["val"]
-        narrow = [each.narrow(part.axis, 0, part.size) for each in (value if isinstance(value, list) else [value])]
-        node.meta["val"] = narrow if isinstance(value, list) else narrow[0]
+        narrow = [each.narrow(part.axis, 0, part.size) for each in selecting.values(node)]
+        node.meta["val"] = narrow[0] if isinstance(node.meta["val"], torch.Tensor) else narrow
 
     def select(self, node: fx.Node, part: Places) -> None:
         """Let a selection take its place of what is computed."""

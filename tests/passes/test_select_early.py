@@ -107,6 +107,20 @@ def test_a_causal_attention_whose_last_token_is_read_sees_all(free: bool) -> Non
     assert tokens_of(first, aten.rms_norm.default)[1] == 1
 
 
+def test_who_reads_the_same_part_of_a_value_is_given_it() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(TOKENS, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = x.transpose(1, 2)
+            return self.head(turned)[:, 0] + turned.relu()[:, 0, :4]
+
+    _, after = early(Both(), torch.randn(2, TOKENS, WIDTH))
+    assert tokens_of(after, aten.linear.default, aten.relu.default) == [1, 1]
+
+
 def test_what_holds_all_that_is_read_is_computed_once() -> None:
     class Two(Reads):
         def forward(self, x: Tensor) -> Tensor:
@@ -166,6 +180,8 @@ class Chain(nn.Module):
             lambda x: x.transpose(1, 2).reshape(-1, 4, 4, TOKENS).permute(0, 3, 1, 2).flatten(2),
             lambda x: x @ self.linear(x).transpose(1, 2) @ x, lambda x: torch.where(x > 0, x, self.rows),
             lambda x: torch.stack(x.unflatten(2, (2, -1)).unbind(2), 2).flatten(2), lambda x: x.cumsum(1),
+            lambda x: x.squeeze(1).unflatten(1, (1, -1)).squeeze((1, 2)).unflatten(1, (-1, 1)).flatten(2),
+            lambda x: F.relu(x.transpose(1, 2)).transpose(1, 2) + self.linear(x),
             lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1).sum(1), lambda x: self.rows.expand(-1, WIDTH) * x,
         ]  # fmt: skip
         for call in self.calls:
@@ -174,7 +190,7 @@ class Chain(nn.Module):
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(0, 17), min_size=1, max_size=5), st.integers(1, 2), st.integers(0, 11), st.integers(1, 7))
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=5), st.integers(1, 2), st.integers(0, 11), st.integers(1, 7))
 def test_whatever_is_selected_from_answers_stay(calls: list[int], axis: int, start: int, size: int) -> None:
     places = (start, min(size, TOKENS - start))
     early(Chain(calls, axis, places), torch.randn(2, TOKENS, WIDTH))
