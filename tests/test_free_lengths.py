@@ -381,6 +381,12 @@ def test_what_an_export_would_fix_is_refused(tmp_path: Path) -> None:
     program = optimize.capture(net, (torch.rand(2, 24, 8),), dynamic={"x": {1: "length"}})
     with pytest.raises(Refused, match=r"'length' cannot stay free in ONNX: .* a constant of it \(24\)"):
         optimize.export(program, "onnx", tmp_path / "net.onnx")
+    program = optimize.capture(nn.RNN(8, 8).eval(), (torch.rand(24, 2, 8),))
+    with pytest.raises(Refused, match=r"'batch' cannot stay free in ONNX: .* a constant of it \(24\)") as caught:
+        optimize.export(program, "onnx", tmp_path / "net.onnx")
+    assert "dynamic_batch=False" in caught.value.hint
+    program = optimize.capture(nn.RNN(8, 8).eval(), (torch.rand(24, 2, 8),), dynamic_batch=False)
+    assert optimize.export(program, "onnx", tmp_path / "net.onnx").path.exists()
 
 
 def test_a_mask_of_zeros_is_not_what_files_are_judged_on() -> None:

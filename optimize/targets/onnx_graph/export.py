@@ -27,6 +27,7 @@ from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from optimize import graph, ops
+from optimize.dimensions import BATCH
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.files import whole
 from optimize.graph import aten
@@ -190,9 +191,12 @@ def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> N
     for node, dim, name in program.free_places():
         size = values[taken[node]].shape[dim]
         if isinstance(size, int) or size.node.maybe_as_int() is not None:
+            fixed = "leave the dimension out of --dynamic"
+            if name == BATCH:
+                fixed = "fix it: static_batch in a recipe, in Python capture(..., dynamic_batch=False)"
             raise Refused(
                 f"'{name}' cannot stay free in ONNX: torch's exporter makes a constant of it ({int(size)}).",
-                hint="nn.RNN is written step by step: use nn.LSTM or nn.GRU, or leave the dimension out of --dynamic.",
+                hint=f"nn.RNN is written step by step: use nn.LSTM or nn.GRU, or {fixed}.",
             )
 
 
