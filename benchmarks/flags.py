@@ -11,8 +11,9 @@ from optimize.recipe import PassEntry
 
 
 def fused(program: optimize.Program) -> optimize.Program:
-    """Return what ``--fuse`` makes: branches merged, BatchNorm folded."""
-    return optimize.Pipeline([optimize.Reparameterize(), optimize.FuseConvBN()]).run(program).program
+    """Return what ``--fuse`` makes: branches merged, BatchNorm folded, tokens that nobody reads left out."""
+    entries = presets.fusing(fuse=True, reparameterize=True)
+    return optimize.Pipeline([PassEntry(**entry).build(()) for entry in entries]).run(program).program
 
 
 def int8(program: optimize.Program, data: Iterable[Any], **options: Any) -> optimize.Program:
