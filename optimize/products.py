@@ -108,7 +108,7 @@ def _write_einsum(module: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _join_rows(node: fx.Node) -> None:
-    """Let a linear layer on the rows of a value, which get the value's dimensions back, read the value itself."""
+    """Let a linear layer on the rows of a value, which get dimensions back, read the value in those dimensions."""
     layer = cast(fx.Node, node.args[0])
     rows = layer.args[0] if _is_layer(layer) else None
     if not isinstance(rows, fx.Node) or not graph.is_call(rows, aten.reshape.default):
@@ -117,6 +117,10 @@ def _join_rows(node: fx.Node) -> None:
     before, read, made, after = (each.meta["val"].shape for each in (source, rows, layer, node))
     if str([before[:-1], before[-1], made[-1]]) == str([after[:-1], read[-1], after[-1]]):
         _become(node, layer, source, *layer.args[1:])
+    elif str([len(read), made[-1]]) == str([2, after[-1]]):  # heads, which torch's own attention makes rows of
+        sizes = [*cast(list[Any], node.args[1])[:-1], read[-1]]
+        with node.graph.inserting_before(node):
+            _become(node, layer, graph.call_like(rows, aten.reshape.default, source, sizes), *layer.args[1:])
 
 
 def _join_bias(node: fx.Node) -> None:
