@@ -49,6 +49,8 @@ LAYERS: dict[str, Callable[[Product, Tensor], Tensor]] = {
     "a layer and a constant": lambda net, x: net.plain(x) + net.bias,
     "einsum": lambda net, x: torch.einsum("bld,df->blf", x, net.matrix) + net.bias,
     "einsum with dots": lambda net, x: torch.einsum("df, ...d -> ...f", net.matrix, x) + net.bias,
+    "rows of heads": lambda net, x: net.plain(x.unflatten(2, (4, 4)).reshape(-1, 16)).view(-1, 5, 12) + net.bias,
+    "rows of others": lambda net, x: (x.reshape(-1, 16) @ net.matrix).view(-1, 1, 5, 12) + net.bias,
     "scaled before": lambda net, x: x @ (net.matrix * 0.5) + net.bias.neg(),
 }
 OTHERS: dict[str, Callable[[Product, Tensor], Tensor]] = {

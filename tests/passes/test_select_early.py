@@ -107,6 +107,28 @@ def test_a_causal_attention_whose_last_token_is_read_sees_all(free: bool) -> Non
     assert tokens_of(first, aten.rms_norm.default)[1] == 1
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_torchs_own_encoder_computes_the_token_that_is_read(causal: bool, is_first: bool) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, 0.0, batch_first=is_first)
+            self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(TOKENS) if causal else None
+            x = x if is_first else x.transpose(0, 1)
+            x = self.head(self.layers(x, mask))
+            return x[:, 2] if is_first else x[2]
+
+    torch.manual_seed(0)
+    before, after = early(Own(), torch.randn(2, TOKENS, WIDTH))
+    layers = [node.meta["val"].numel() for node in graph.calls(after.graph, aten.linear.default)]
+    assert tokens_of(after, aten.scaled_dot_product_attention.default) == [TOKENS, 1] and len(layers) == 9
+    assert before.stats().macs > 1.4 * after.stats().macs
+
+
 def test_who_reads_the_same_part_of_a_value_is_given_it() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
