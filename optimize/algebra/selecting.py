@@ -63,7 +63,7 @@ def selected(node: fx.Node) -> Places | None:
         start, size = cast(int, node.args[2]), 1
     else:
         start, size, steps = node.args[2] or 0, node.meta["val"].shape[axis], cast(int, node.args[4])  # type: ignore[assignment]
-    if not (isinstance(start, int) and isinstance(size, int) and steps == 1):
+    if not (isinstance(start, int) and isinstance(size, int) and size and steps == 1):
         return None
     if isinstance(length, int):
         start += length if start < 0 else 0
@@ -87,7 +87,7 @@ def wanted(flow: fx.Graph) -> tuple[dict[fx.Node, Places], dict[fx.Node, Sources
     for node in reversed(flow.nodes):
         if graph.is_call(node, aten.sym_size.int):
             source, axis = cast(tuple[fx.Node, int], node.args)
-            sized.setdefault(source, set()).add(axis)
+            sized.setdefault(source, set()).add(axis % source.meta["val"].dim())
             continue
         part, taken = asked.get(node), selected(node)
         if taken is not None:
