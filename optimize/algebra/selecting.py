@@ -196,7 +196,8 @@ def _attention(node: fx.Node, part: Places) -> Sources | None:
 def _sees_all(node: fx.Node, part: Places) -> bool:
     """Say whether a part is the last query of a causal attention: it sees every key."""
     lengths = [cast(fx.Node, each).meta["val"].shape[-2] for each in node.args[:2]]
-    return str(lengths[0]) == str(lengths[1]) and part.size == 1 and part.start in (-1, lengths[0] - 1)
+    last = lengths[0] - 1 if isinstance(lengths[0], int) else -1  # a free length is compared with nothing
+    return str(lengths[0]) == str(lengths[1]) and part.size == 1 and part.start == last
 
 
 def _norm(node: fx.Node, part: Places) -> Sources | None:

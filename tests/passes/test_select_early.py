@@ -143,6 +143,16 @@ def test_who_reads_the_same_part_of_a_value_is_given_it() -> None:
     assert tokens_of(after, aten.linear.default, aten.relu.default) == [1, 1]
 
 
+def test_a_token_that_was_the_last_of_the_example_alone_keeps_its_mask() -> None:
+    module = Reads("[:, 3]", masking="causal").eval()
+    program = optimize.capture(module, (torch.randn(2, 4, WIDTH),), dynamic={"x": {1: "n"}})
+    after, outcome = SelectEarly().apply(program)
+    assert outcome.rewrites
+    for tokens in (4, 9):
+        x = torch.randn(3, tokens, WIDTH)
+        torch.testing.assert_close(after(x), module(x), rtol=1e-5, atol=1e-5)
+
+
 def test_what_holds_all_that_is_read_is_computed_once() -> None:
     class Two(Reads):
         def forward(self, x: Tensor) -> Tensor:
