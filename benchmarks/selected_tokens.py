@@ -35,8 +35,8 @@ class Layers(nn.Module):
     def __init__(self, depth: int, tokens: int, outputs: int, *, causal: bool) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(tokens, WIDTH) / 10)
-        layers = (nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True),)
-        self.layers = nn.TransformerEncoder(layers[0], depth, enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.head, self.causal = nn.Linear(WIDTH, outputs), causal
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -67,17 +67,20 @@ PERMUTATIONS = (
     *RESHAPES, *TRANSPOSES, aten.contiguous.default, aten.pixel_shuffle.default, aten.channel_shuffle.default,
     aten.flip.default,
 )  # fmt: skip
+#: Take their input apart along one axis.
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
 #: Hold values of their input: some of them, or some several times.
-SELECTIONS = (
-    aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
-    aten.unbind.int, aten.expand.default,
-)  # fmt: skip
+SELECTIONS = (aten.slice.Tensor, aten.select.int, *SPLITS, aten.expand.default)
 PADS = (aten.pad.default, aten.constant_pad_nd.default)
 
+#: Products of two values.
+PRODUCTS = (aten.matmul.default, aten.bmm.default)
 #: Sums and differences of two tensors.
 SUMS = (aten.add.Tensor, aten.sub.Tensor)
 #: Normalisations that end with a scale and a shift a channel.
 NORMS = (aten.layer_norm.default, aten.batch_norm.default, aten.group_norm.default, aten.rms_norm.default)
+#: Elementwise, with numbers for the channels on axis 1.
+PER_CHANNEL = (aten.batch_norm.default, aten.prelu.default)
 #: Means over elements of one channel: a shift a channel has the same effect before and after.
 AVERAGES = (aten.mean.dim, *ADAPTIVE_AVERAGES)
 #: ``f(s x) = s f(x)`` for a positive scale a channel.

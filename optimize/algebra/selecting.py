@@ -18,12 +18,7 @@ from optimize import graph, ops
 from optimize.algebra import carrying
 from optimize.graph import aten
 
-#: Take whole rows of their input apart; their parts are read one by one.
-SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
-PRODUCTS = (aten.matmul.default, aten.bmm.default)
 _CASTS = (aten._to_copy.default, aten.to.dtype)
-#: Have numbers for the places of axis 1 besides their input.
-_PER_CHANNEL = (aten.batch_norm.default, aten.prelu.default)
 
 
 class Places(NamedTuple):
@@ -99,8 +94,7 @@ def wanted(flow: fx.Graph) -> tuple[dict[fx.Node, Places], dict[fx.Node, Sources
             sources = [(source, None) for source in node.all_input_nodes]
         for source, read in sources:
             asked[source] = _both(source, asked[source], read) if source in asked else read
-    parts = {node: part for node, part in asked.items() if part is not None}
-    return parts, {node: sources for node, sources in alone.items() if node in parts}
+    return {node: part for node, part in asked.items() if part is not None}, alone
 
 
 def _both(source: fx.Node, one: Places | None, other: Places | None) -> Places | None:
@@ -158,7 +152,7 @@ def _broadcast(node: fx.Node, inputs: Iterable[Any], part: Places) -> Sources | 
 
 
 def _pointwise(node: fx.Node, part: Places) -> Sources | None:
-    if node.target in _PER_CHANNEL:
+    if node.target in ops.PER_CHANNEL:
         return _first(node, None if part.axis == 1 else part)
     return _broadcast(node, node.all_input_nodes, part)
 
@@ -247,7 +241,7 @@ def _split(node: fx.Node, part: Places) -> Sources | None:
 
 
 def _item(node: fx.Node, part: Places) -> Sources | None:
-    return [(cast(fx.Node, node.args[0]), part)] if graph.is_call(node.args[0], *SPLITS) else None
+    return [(cast(fx.Node, node.args[0]), part)] if graph.is_call(node.args[0], *ops.SPLITS) else None
 
 
 _RULES: dict[Any, _Rule] = {
@@ -256,11 +250,11 @@ _RULES: dict[Any, _Rule] = {
     aten.embedding.default: _embedding,
     aten.expand.default: _expanded,
     operator.getitem: _item,
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(ops.PRODUCTS, _product),
     **dict.fromkeys(_CASTS, lambda node, part: _first(node, part)),
     **dict.fromkeys((aten.layer_norm.default, aten.rms_norm.default), _norm),
     **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.cat.default), _along_one),
     **dict.fromkeys(ops.TRANSPOSES, _transposed),
     **dict.fromkeys((each for each in ops.RESHAPES if each is not aten.squeeze.default), _reshaped),
-    **dict.fromkeys(SPLITS, _split),
+    **dict.fromkeys(ops.SPLITS, _split),
 }

@@ -21,7 +21,7 @@ from optimize.wording import plural
 #: What is worth a selection in front of it.
 _WORTH = (
     aten.linear.default, aten.scaled_dot_product_attention.default, aten.layer_norm.default, aten.rms_norm.default,
-    *selecting.PRODUCTS,
+    *ops.PRODUCTS,
 )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _worthwhile(flow: fx.Graph, alone: dict[fx.Node, selecting.Sources]) -> set[
     for node in flow.nodes:
         if node in alone:
             is_inside = any(part is not None and source in early for source, part in alone[node])
-            if is_inside or not (ops.is_elementwise(node) or graph.is_call(node.args[0], *selecting.SPLITS)):
+            if is_inside or not (ops.is_elementwise(node) or graph.is_call(node.args[0], *ops.SPLITS)):
                 early.add(node)
     return _joined((node for node in early if node.target in _WORTH), early)
 

@@ -27,7 +27,7 @@ MEASURES: tuple[str, ...] = get_args(Measure)
 FLOOR = 0.1
 #: What is left of a group's outputs, at least, where prices are taken.
 _LEAST_LEFT = 0.05
-_PRODUCTS = (aten.scaled_dot_product_attention.default, aten.matmul.default, aten.bmm.default)
+_PRODUCTS = (aten.scaled_dot_product_attention.default, *ops.PRODUCTS)
 
 
 def most(group: Group, ratio: float = 1.0) -> int:

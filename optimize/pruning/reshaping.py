@@ -22,7 +22,6 @@ from optimize.program import tensor_value
 from optimize.pruning.channels import Axes, Axis, repeat
 from optimize.pruning.flow import Flow, Operand, Rule, broadcast, operand, reaches, sizes, unknown
 
-_PRODUCTS = (aten.matmul.default, aten.bmm.default)
 #: Keep the axes of their first operand where they are, whatever they do along one of them.
 _KEEP_AXES = (
     aten.softmax.int, aten.layer_norm.default, aten.rms_norm.default, aten.slice.Tensor, aten.cat.default,
@@ -251,7 +250,7 @@ def counts_heads(value: fx.Node, axis: int) -> bool:
 
 def _leads_to_heads(value: fx.Node, user: fx.Node, axis: int) -> bool:
     dims = _dims(value)
-    if graph.is_call(user, aten.scaled_dot_product_attention.default, *_PRODUCTS):
+    if graph.is_call(user, aten.scaled_dot_product_attention.default, *ops.PRODUCTS):
         return axis == dims - 3
     if graph.is_call(user, aten.permute.default):
         return counts_heads(user, [dim % dims for dim in graph.argument(user, "dims")].index(axis))
@@ -323,6 +322,6 @@ RULES: Mapping[Any, Rule] = {
     aten.unsqueeze.default: _reshape,
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
-    **dict.fromkeys(_PRODUCTS, _matrix_product),
+    **dict.fromkeys(ops.PRODUCTS, _matrix_product),
     aten.scaled_dot_product_attention.default: _attention,
 }

@@ -228,7 +228,7 @@ def _reduction(flow: Flow, node: fx.Node) -> Axes:
 
 
 _RULES: Mapping[Any, Rule] = {
-    **dict.fromkeys((aten.batch_norm.default, aten.prelu.default), _per_channel),
+    **dict.fromkeys(ops.PER_CHANNEL, _per_channel),
     **dict.fromkeys(ops.SPATIAL_AXES, _mixing(lambda node: range(-ops.SPATIAL_AXES[node.target], 0))),
     **dict.fromkeys(ops.WEIGHTED, _layer),
     **dict.fromkeys(
