@@ -96,8 +96,13 @@ class Agreement:
 
 @dataclass
 class AgreementMeter:
-    """Accumulates agreement a batch at a time; memory grows by two numbers a sample and output."""
+    """Accumulates agreement a batch at a time; memory grows by two numbers a sample and output.
 
+    Attributes:
+        counts: Values that are finite in one model only are counted by ``distances`` instead of raised.
+    """
+
+    counts: bool = False
     _outputs: dict[str, DistanceMeter] = field(default_factory=dict)
     _lost: dict[str, LostParts] = field(default_factory=dict)
     _alike: dict[tuple[str, int], tuple[np.ndarray, int]] = field(default_factory=dict)
@@ -125,17 +130,21 @@ class AgreementMeter:
             self._types[name] = want.dtype.name, got.dtype.name
             for side, array in enumerate((want, got)):
                 self._alike[name, side] = _count_alike(self._alike.get((name, side)), array)
-            if meter.not_finite:
+            if meter.not_finite and not self.counts:
                 raise VerificationFailed(f"Output {index} of the artifact is not finite where the original's is.")
         same, ranked = same_largest(expected[0], found[0]) if expected else (0, 0)
         self._same, self._samples = self._same + same, self._samples + ranked
 
+    @property
+    def distances(self) -> dict[str, Distance]:
+        """How far each output is apart, by its name, in order."""
+        return {name: meter.result() for name, meter in self._outputs.items()}
+
     def result(self) -> Agreement | None:
         """Return the agreement over all batches; None when there was none."""
-        if not self._outputs:
+        named = self.distances
+        if not (found := list(named.values())):
             return None
-        named = {name: meter.result() for name, meter in self._outputs.items()}
-        found = list(named.values())
         unproved = {name: _ALIKE for (name, _), (_, count) in self._alike.items() if count > 1}
         unproved |= {name: _EMPTY for name, distance in named.items() if distance.is_empty}
         return Agreement(

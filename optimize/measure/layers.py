@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from optimize.distances import CAP_DB
-from optimize.errors import Refused
-from optimize.measure.agreement import same_largest
+from optimize.errors import Refused, VerificationFailed
+from optimize.measure.agreement import Agreement, AgreementMeter
 from optimize.measure.distance import Distance, DistanceMeter
 from optimize.measure.feed import read
 from optimize.measure.openers import Side
@@ -102,6 +102,7 @@ class Distances:
         layer_samples: Samples those were compared on.
         notes: What to know about the figures.
         judged: Whether anything is said of them: not where a file rounds and the samples are noise.
+        doubt: Why equal outputs would be no proof, as a clause; empty where they are one.
     """
 
     outputs: tuple[Output, ...]
@@ -112,6 +113,12 @@ class Distances:
     layer_samples: int = 0
     notes: tuple[str, ...] = ()
     judged: bool = True
+    doubt: str = ""
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the outputs are judged, reach the threshold, and could not have done so whatever they are."""
+        return self.judged and not (self.is_below or self.doubt)
 
     @property
     def wrong(self) -> list[Tensor]:
@@ -161,11 +168,14 @@ def compare(
     """
     judged = not (given.synthetic and any(side.subject.artifact.is_rounded for side in (first, second)))
     values = [_values(side) for side in (first, second)] if layers else []
-    outputs, top1, samples = _outputs(first, second, given, progress)
-    judged = judged and not all(output.distance.is_empty for output in outputs)
+    outputs, found, samples = _outputs(first, second, given, progress)
+    judged, doubt = judged and (found is None or found.judged), found.doubt if found else ""
     named = [*filter(None, [other_outputs(first.subject, second.subject)])]
+    if found is not None and found.caution and judged and not doubt:
+        named.append(f"'{second.subject.artifact.path.name}' {found.caution}")
+    top1 = found.top1 if found else None
     if not layers:
-        return Distances(outputs, top1, samples, threshold_db, notes=tuple(named), judged=judged)
+        return Distances(outputs, top1, samples, threshold_db, notes=tuple(named), judged=judged, doubt=doubt)
     pairs, distances, others, seen = _between((first, second), values, given, progress)
     tensors = _tensors(values[1], pairs, distances, threshold_db)
     notes = [*named, _EMULATED, *(_fused_note(outputs, tensors, threshold_db) if judged else ())]
@@ -175,7 +185,7 @@ def compare(
         notes.append(f"Not compared, because the shapes differ: {', '.join(others)}.")
     if any(tensor.basis == "position" for tensor in tensors):
         notes.append("No name is the same in both files: layers were matched by their place among the weighted ones.")
-    return Distances(outputs, top1, samples, threshold_db, tensors, seen, tuple(notes), judged)
+    return Distances(outputs, top1, samples, threshold_db, tensors, seen, tuple(notes), judged, doubt)
 
 
 def _values(side: Side) -> FileValues:
@@ -197,42 +207,32 @@ def _values(side: Side) -> FileValues:
 
 def _outputs(
     first: Side, second: Side, given: Samples, progress: Progress
-) -> tuple[tuple[Output, ...], float | None, int]:
-    """Compare the outputs of the unmodified files; return them with the top-1 agreement and the number of samples."""
-    meters: list[DistanceMeter] = []
-    same, samples, ranked = 0, 0, 0
+) -> tuple[tuple[Output, ...], Agreement | None, int]:
+    """Compare the outputs of the unmodified files; return them with their agreement and the number of samples."""
+    meter, samples = AgreementMeter(counts=True), 0
     paths = [side.subject.artifact.path for side in (first, second)]
     specs, others = (side.subject.artifact.outputs for side in (first, second))
     for arrays in _inputs((first, second), given, OUTPUT_SAMPLES):
         want, got = first.run(arrays), in_order_of(specs, others, second.run(arrays))
         _check_outputs(paths, want, got)
-        meters = meters or [DistanceMeter() for _ in want]
-        for meter, one, other in zip(meters, want, got, strict=True):
-            meter.update(one, other)
-            if not meter.fits:  # what is not counted would count as equal
-                kinds = f"{_named(one)} and {_named(other)}"
-                raise Refused(
-                    f"'{paths[0]}' and '{paths[1]}' return what cannot be compared: {kinds}.",
-                    hint="Compare files whose outputs are tensors of numbers of one kind.",
-                )
-        found = same_largest(want[0], got[0])
-        same, ranked, samples = same + found[0], ranked + found[1], samples + len(arrays[0])
+        try:
+            meter.update(want, got, [spec.name for spec in specs] or [f"output_{place}" for place in range(len(want))])
+        except VerificationFailed as error:
+            raise Refused(
+                f"'{paths[0]}' and '{paths[1]}' return what cannot be compared: {error.what}",
+                hint="Compare files whose outputs are tensors of numbers of one kind.",
+            ) from error
+        samples += len(arrays[0])
         progress("compare outputs", min(1.0, samples / OUTPUT_SAMPLES))
     if not samples:
         raise Refused(f"'{given.name}' gives no samples.")
-    names = [spec.name for spec in specs] or [f"output_{index}" for index in range(len(meters))]
-    outputs = (Output(name, meter.result()) for name, meter in zip(names, meters, strict=True))
-    return tuple(outputs), same / ranked if ranked else None, samples
+    return tuple(Output(name, distance) for name, distance in meter.distances.items()), meter.result(), samples
 
 
 def _inputs(sides: Sequence[Side], given: Samples, most: int) -> Iterator[list[np.ndarray]]:
     """Yield flat inputs in the batch that the files fix, else one sample at a time."""
     size = next((side.subject.fixed_batch for side in sides if side.subject.fixed_batch), 1)
     return (arrays for arrays, _ in read(given, size, most))
-
-
-def _named(output: object) -> str:
-    return f"a tensor of {output.dtype}" if isinstance(output, np.ndarray) else f"a {type(output).__name__}"
 
 
 def _check_outputs(paths: Sequence[Path], want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> None:

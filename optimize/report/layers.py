@@ -197,8 +197,8 @@ def tell_layers(record: FileComparison, *, worst_first: bool = False) -> doc.Doc
 
 
 def _sections(found: Distances, worst_first: bool) -> Iterator[doc.Section | None]:
-    tone: doc.Tone = ("bad" if found.first_wrong else "good") if found.judged else "warn"
-    judged = doc.Text(verdict(found), tone) if found.tensors or not found.judged else None
+    tone: doc.Tone = ("bad" if found.first_wrong else "good") if found.judged and not found.doubt else "warn"
+    judged = doc.Text(verdict(found), tone) if found.tensors or found.doubt or not found.judged else None
     yield doc.only(judged, "html") if judged else None
     outputs = [
         (
@@ -265,7 +265,9 @@ def _basis(record: FileComparison) -> str:
 
 
 def verdict(found: Distances) -> str:
-    """Return where it goes wrong, in one paragraph."""
+    """Return where it goes wrong, in one paragraph; what equal answers do not prove comes first."""
+    if found.doubt:
+        return f"Equal answers would prove nothing: {found.doubt}."
     if not found.judged:
         return f"{form.NOT_JUDGED[:1].upper()}{form.NOT_JUDGED[1:]} (--data)."
     wrong, limit = found.first_wrong, form.decibels(found.threshold_db)
@@ -333,6 +335,8 @@ def _ends(levels: Sequence[float]) -> tuple[float, float]:
 
 def _level(distance: Distance) -> str:
     """Return an SQNR as the reader sees it; where an element is NaN or infinite in one file only, that instead."""
+    if distance.is_empty:
+        return form.MISSING
     return "not finite" if distance.not_finite else form.decibels(distance.sqnr_db)
 
 

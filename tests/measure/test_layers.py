@@ -290,6 +290,29 @@ def test_outputs_that_cannot_be_compared_are_not_equal(want: Any, got: Any) -> N
         answered(want, got)
 
 
+@pytest.mark.parametrize(
+    ("value", "doubt"),
+    [
+        (np.full((1, 2), np.nan), "'output_0' held no number"),
+        (np.ones((1, 0)), "'output_0' held no number"),
+        (np.ones((1, 2)), "'output_0' was the same for all samples"),
+    ],
+)
+def test_equal_outputs_that_prove_nothing(value: Any, doubt: str) -> None:
+    found = answered(value, value)
+    assert found.doubt == doubt and not found.is_proof and not found.is_below
+
+
+def test_what_decibels_hide_is_said(tmp_path: Path) -> None:
+    files = []
+    for weight in (torch.eye(2), -torch.eye(2)):
+        net = nn.Linear(2, 2)
+        net.load_state_dict({"weight": weight, "bias": torch.full((2,), 1e4)})
+        files.append(save_onnx(net, (torch.ones(2, 2),), tmp_path / f"net{len(files)}.onnx"))
+    found = compared(*files, layers=False)
+    assert found.is_proof and found.notes[0].startswith("'net1.onnx' has the same largest number in ")
+
+
 def test_paths_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="There is no file"):
         open_side(str(tmp_path / "none.onnx"))
