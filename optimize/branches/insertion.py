@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from optimize.branches import kinds
 from optimize.branches.layers import CONVOLUTIONS, Branches, Conv
-from optimize.errors import Refused, spell
+from optimize.distances import output_error
+from optimize.errors import Refused, VerificationFailed, require, spell
 from optimize.preparation import private_copy
 from optimize.records import Skip
 
+#: What helps where a model with branches is not what it was.
+_HELD = "Let it call each convolution as its submodule, not from a list or by its method."
+_MODEL = "Give the nn.Module itself."
+#: The most that a copy is off, as a share of its largest output: rounding, in 16 bits and in more.
+_ROUNDING_16, _ROUNDING = 3e-2, 1e-3
 _TRANSPOSED: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -45,7 +54,9 @@ def insert_branches(model: nn.Module, kind: str, *, inputs: torch.Tensor | Seque
 
     Raises:
         UsageError: There is no such kind.
-        Refused: The model has branches already, no convolution can take any, or the model fails on ``inputs``.
+        UsageError: What is given is no module, or ``inputs`` are no tensor and no sequence.
+        Refused: The model has branches already, no convolution can take any, or on ``inputs`` the model fails, answers
+            NaN, or is not what it was, as where it holds a convolution by another way than as its submodule.
 
     Example:
         >>> import torch
@@ -64,10 +75,23 @@ def insert_branches(model: nn.Module, kind: str, *, inputs: torch.Tensor | Seque
         raise Refused(f"No convolution of the model can take '{kind}' branches.", hint=listed)
     branched = private_copy(model)
     convs = [cast(Conv, branched.get_submodule(path)) for path in paths]
-    branched = replaced(branched, {conv: Branches(conv, kinds.build(conv, kind)) for conv in convs})
+    sides = {conv: kinds.build(conv, kind) for conv in convs}
+    branched = replaced(branched, {conv: Branches(_taken(conv), built) for conv, built in sides.items()})
     if inputs is not None:
-        _start_from(branched, (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs))
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        require(given, Sequence, "inputs", "Give a tensor, or a list of the model's arguments.")
+        _check_equal(_answered(private_copy(model), given), _answered(branched, given, list(_listening(branched))))
     return branched
+
+
+def _taken(conv: Conv) -> Conv:
+    """Return a convolution with the weights of another, which has none from then on.
+
+    Whoever still reads that one, not as a submodule, would get what it computes without its branches and its bias.
+    """
+    taken = copy.copy(conv)
+    taken._parameters, conv._parameters = conv._parameters, {}
+    return taken
 
 
 def explain_branches(model: nn.Module, kind: str) -> tuple[Skip, ...]:
@@ -86,8 +110,8 @@ def explain_branches(model: nn.Module, kind: str) -> tuple[Skip, ...]:
         >>> explain_branches(net, "dbb")
         (Skip(where='0', op='conv2d', reason='its kernel has one tap'),)
     """
-    modules = dict(model.named_modules())
     found = _reasons(model, kind).items()
+    modules = dict(model.named_modules())
     return tuple(Skip(path, _operator(modules[path]), reason) for path, reason in found if reason)
 
 
@@ -107,6 +131,7 @@ def replaced(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
 
 def _reasons(model: nn.Module, kind: str) -> dict[str, str]:
     """Return why each convolution is left alone, by path; an empty reason where it is not."""
+    require(model, nn.Module, "model", _MODEL)
     kinds.check_kind(kind)
     if any(isinstance(module, Branches) for module in model.modules()):
         raise Refused("The model has branches already.", hint="Merge them first: optimize.merge_branches(model).")
@@ -142,12 +167,12 @@ def _operator(conv: nn.Module) -> str:
 
 
 @torch.no_grad()
-def _start_from(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Run the model once in evaluation mode, each norm taking the statistics of what it reads before it is applied."""
+def _answered(model: nn.Module, inputs: Sequence[Any], handles: Sequence[RemovableHandle] = ()) -> list[torch.Tensor]:
+    """Return the tensors that a model gives, run once in evaluation mode; hooks are removed afterwards."""
     training = {module: module.training for module in model.modules()}
-    handles = list(_listening(model))
     try:
-        model.eval()(*inputs)
+        found = pytree.tree_leaves(model.eval()(*copy.deepcopy(inputs)))
+        return [each for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
     except Exception as error:
         raise Refused(f"The model fails on the inputs: {spell(error)}.") from error
     finally:
@@ -157,7 +182,19 @@ def _start_from(model: nn.Module, inputs: tuple[Any, ...]) -> None:
             module.training = mode
 
 
-def _listening(model: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+def _check_equal(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    for want, got in zip(wanted, found, strict=True):
+        if want.numel() == 0 or not bool(want.isfinite().any()):
+            raise Refused("The model answers with no number to these inputs.", hint="Give a typical batch.")
+        try:
+            error, largest = output_error(want, got)
+        except VerificationFailed as failed:
+            raise Refused(f"With branches the model is another: {failed.what}", hint=_HELD) from failed
+        if error > (_ROUNDING if want.element_size() > 2 else _ROUNDING_16) * largest:
+            raise Refused(f"With branches the model is another: an output is off by {error / largest:.2g}.", hint=_HELD)
+
+
+def _listening(model: nn.Module) -> Iterator[RemovableHandle]:
     for block in model.modules():
         if isinstance(block, Branches):
             for norm in block.norms():

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from optimize.branches.layers import CONVOLUTIONS, BatchScale, Conv, Pad, silent_norm
-from optimize.errors import UsageError, nearest
+from optimize.errors import UsageError, nearest, require
 
 Widths = tuple[tuple[int, int], ...]
 _POOLS = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
@@ -60,6 +60,7 @@ def check_kind(kind: str) -> None:
     Raises:
         UsageError: There is none; the message names the nearest.
     """
+    require(kind, str, "kind", f"It is one of {', '.join(KINDS)}.")
     if kind not in KINDS:
         raise UsageError(f"There is no kind of branches '{kind}'.", hint=nearest(kind, KINDS))
 

@@ -13,7 +13,7 @@ from optimize.algebra import padding
 from optimize.branches import kinds
 from optimize.branches.insertion import replaced
 from optimize.branches.layers import Branches, Conv
-from optimize.errors import Refused
+from optimize.errors import Refused, require
 from optimize.frontend import capture
 from optimize.passes.reparameterize import Reparameterize
 from optimize.preparation import private_copy
@@ -30,6 +30,7 @@ def merge_branches(model: nn.Module) -> nn.Module:
         model: The branched model; it is not touched.
 
     Raises:
+        UsageError: What is given is no module.
         Refused: The model has no branches, or some were changed so that they are no longer one convolution.
 
     Example:
@@ -39,6 +40,7 @@ def merge_branches(model: nn.Module) -> nn.Module:
         >>> net.load_state_dict(merged.state_dict(), strict=True)
         <All keys matched successfully>
     """
+    require(model, nn.Module, "model", "Give the nn.Module that insert_branches returned, trained.")
     merged = private_copy(model)
     blocks = {path: block for path, block in merged.named_modules() if isinstance(block, Branches)}
     if not blocks:

@@ -91,3 +91,37 @@ def test_refusals() -> None:
         insert_branches(wave(), "acb")
     with pytest.raises(Refused, match="The model fails on the inputs"):
         insert_branches(resnet(), "acb", inputs=torch.zeros(1, 5, 8, 8))
+
+
+class Aside(nn.Module):
+    """Reads its convolution from a list, which no module is replaced in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.held = [self.conv]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held[0](x)
+
+
+def test_a_convolution_held_aside_is_no_silent_other_model() -> None:
+    with pytest.raises(Refused, match="has no attribute 'weight'"):
+        insert_branches(Aside(), "acb", inputs=torch.ones(2, 3, 8, 8))
+    with pytest.raises(AttributeError):
+        insert_branches(Aside(), "acb")(torch.ones(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("batch", [torch.full((2, 3, 8, 8), torch.nan), torch.empty(0, 3, 8, 8)])
+def test_inputs_that_give_no_statistics_are_refused(batch: torch.Tensor) -> None:
+    with pytest.raises(Refused, match="answers with no number"):
+        insert_branches(nn.Sequential(nn.Conv2d(3, 4, 3)), "acb", inputs=batch)
+
+
+def test_what_is_no_model_or_kind_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    for model, kind, given in ((None, "acb", None), (nn.Conv2d, "acb", None), (net, ["acb"], None), (net, "acb", 3)):
+        with pytest.raises(UsageError, match="is wanted, not"):
+            insert_branches(model, kind, inputs=given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is wanted, not"):
+        merge_branches(None)  # type: ignore[arg-type]
