@@ -1,11 +1,11 @@
 """The normal form of a graph: one way to write each thing, so that passes are short.
 
-Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), convolutions by their
-number of dimensions, integer paddings, linear layers for products with a constant matrix (``products.py``), one call
-for what torch decomposes a layer into, ``reshape`` for ``view`` where it changes a shape, slices for the parts of a
-split weight, an embedding and its reduction for bags of one size, nothing that is looked up by counting
-(``counting.py``), sizes computed in whole numbers, no clones or copies (but where strides are read), no assertions,
-no updates of buffers.
+Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), convolutions by their number
+of dimensions, integer paddings, linear layers for products with a constant matrix (``products.py``), one call for
+attention that is written out (``attention.py``) and for what torch decomposes a layer into, ``reshape`` for ``view``
+where it changes a shape, slices for the parts of a split weight, an embedding and its reduction for bags of one size,
+nothing that is looked up by counting (``counting.py``), sizes computed in whole numbers, no clones or copies (but where
+strides are read), no assertions, no updates of buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from optimize import counting, graph, ops, products
+from optimize import attention, counting, graph, ops, products
 from optimize.graph import aten
 
 _IDENTITIES = (
@@ -100,6 +100,7 @@ def normalize(module: fx.GraphModule) -> None:
         else:
             _normalize_call(module, node)
             products.as_linear(module, node)
+            attention.as_attention(node)
     counting.simplify(module)
 
 
@@ -216,6 +217,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_size(module, node)
     elif node.target in _BAGS:
         _normalize_bags(module, node)
+    elif graph.is_call(node, aten.amax.default, aten.amin.default) and not node.args[1]:
+        node.update_arg(1, [*range(cast(fx.Node, node.args[0]).meta["val"].dim())])
     if "pin_memory" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
 

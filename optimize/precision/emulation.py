@@ -137,7 +137,7 @@ def _scan(emulation: Emulation, flat: Sequence[torch.Tensor], halves: Collection
         if half and (reason := _reason(call, wanted, got, limit, lost=lost)):
             found[call] = reason
         if lost and any(map(_lost, _tensors(wanted[call]), _tensors(emulation.value(call, got, half=False)))):
-            for source in set(call.all_input_nodes) & set(halves):
+            for source in filter(halves.__contains__, call.all_input_nodes):
                 found.setdefault(source, f"{graph.op_name(call)} behind it is not finite for what half makes of it")
         if lost or call in found:
             got[call] = wanted[call]

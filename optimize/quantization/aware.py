@@ -118,7 +118,8 @@ class QuantizedModule(nn.Module):
         }
         self._ends, self._clamped = dict[str, tuple[int, int]](), dict[str, Range]()
         self.readings = nn.ModuleDict(self._begin_reading())
-        others = {*self._leaders.values()} - {*self.readings}
+        # In the graph's order, in every process: a checkpoint knows parameters by their number.
+        others = (name for name in dict.fromkeys(self._leaders.values()) if name not in self.readings)
         self.activation_steps = nn.ModuleDict({name: self._start(name) for name in others})
         for steps_of in (self.activation_steps, self.readings) if not self.learns else ():
             steps_of.requires_grad_(False)

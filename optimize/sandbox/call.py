@@ -132,7 +132,9 @@ def call(
     variables = {**confined_variables(folder), "MALLOC_ARENA_MAX": "2"} if confined else None
     before_s = _children_s()
     with tempfile.TemporaryFile() as words:
-        process = start(_CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined)
+        process = start(
+            _CHILD, stdin=subprocess.PIPE, stderr=words, variables=variables, alone=confined, leads=not confined
+        )
         try:
             return _exchange(process, request, about, limits, progress, words, before_s)
         finally:

@@ -41,6 +41,7 @@ def start(
     interpreter: Path | None = None,
     before: Sequence[str] = (),
     alone: bool = False,
+    leads: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module``, its standard output a pipe.
 
@@ -54,6 +55,7 @@ def start(
         interpreter: Another Python; None runs this one.
         before: Words before the command, of a program that runs it.
         alone: Keep the user's environment away from it, but for the few variables that programs need.
+        leads: What it starts ends with it, where :func:`end` ends it.
     """
     kept = {name: value for name, value in os.environ.items() if not alone or _is_kept(name)}
     kept["PYTHONPATH"] = os.pathsep.join(module_path() if search is None else search)
@@ -66,6 +68,7 @@ def start(
         stderr=stderr,
         env=kept | dict(variables or {}),
         start_new_session=alone,  # without the user's terminal, into which it could type
+        process_group=0 if leads else None,
     )
 
 
@@ -107,7 +110,10 @@ def limit_files(number: int, most_bytes: int) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, wait for it and close its pipes."""
+    """Kill a process, with all that it has started where it leads them; wait for it and close its pipes."""
+    with contextlib.suppress(OSError, AttributeError):
+        if process.poll() is None and os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

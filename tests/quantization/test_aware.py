@@ -230,6 +230,14 @@ class TestTrained:
         assert all(bool(value.isfinite().all()) for value in program.run((ROWS,)))
 
 
+def test_parameters_are_in_the_graphs_order_in_every_process() -> None:
+    """A checkpoint knows them by their number: in another order each step goes on with another one's momentum."""
+    program = references.int8("mobilenetv3")
+    module = QuantizedModule(program)
+    order = [node.name for node in program.graph.nodes if node.name in module.activation_steps]
+    assert list(module.activation_steps) == order and len(order) > 10
+
+
 class Tied(nn.Module):
     """Two layers with one weight, and one whose weight is read by another call, too."""
 

@@ -153,6 +153,16 @@ def abort(folder: Path, tell: Tell, **asked: Any) -> None:
     os.abort()
 
 
+def start_another(folder: Path, tell: Tell) -> None:
+    """Start a program, as a compiler does, and wait for it."""
+    import subprocess
+    import sys
+
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    tell("started", program.pid)
+    program.wait()
+
+
 def spin(folder: Path, tell: Tell) -> None:
     """Compute for ever, deaf to signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

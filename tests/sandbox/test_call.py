@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,22 @@ def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask("spin", tmp_path, progress=interrupt)
     assert not _is_alive(pids[0])
+
+
+def test_what_a_trusted_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def interrupt(phase: str, share: float) -> None:
+        pids.append(int(share))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(f"{TASKS}:start_another", {}, tmp_path, about="", limits=LIMITS, confined=False, progress=interrupt)
+    for _ in range(100):  # its new parent waits for it
+        if not _is_alive(pids[0]) or Path(f"/proc/{pids[0]}/stat").read_text().split(") ")[1].startswith("Z"):
+            return
+        time.sleep(0.05)
+    pytest.fail("it goes on")
 
 
 def _has_landlock() -> bool:

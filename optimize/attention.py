@@ -1,0 +1,175 @@
+"""Attention that is written out, as the one call that it is: ``softmax(s Q K' + M) V``.
+
+Runtimes have kernels for it that never hold the scores ``[N, H, L, S]`` of all pairs; written out, they are made,
+scaled, masked and normalised in memory, and an INT8 file rounds the products between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import fx
+
+from optimize import graph
+from optimize.graph import aten
+
+#: Products of attention as sums over axes, named in the order in which they appear: scores, and what they weigh.
+_SCORES, _WEIGHED = "abcd,abed->abce", "abcd,abde->abce"
+#: Where a hidden score is this or less, nothing of it is left; and it is this whatever is added to it.
+_HIDDEN = -1e9
+#: How many axes attention has: samples, heads, positions, width.
+_AXES = 4
+
+
+class _Mask(NamedTuple):
+    """What is added to scores or, where it is a condition, which of them it sets to a number if so or if not."""
+
+    value: fx.Node
+    number: float = 0.0
+    hides: bool | None = None
+
+
+class _Scores(NamedTuple):
+    queries: fx.Node
+    keys: fx.Node
+    scale: float
+    masks: tuple[_Mask, ...]
+
+
+def as_attention(node: fx.Node) -> None:
+    """Write a product with the shares of attention as attention, in place; leave any other call as it is.
+
+    Heads ``[N, H, L, E]`` in float32 are taken, whose shares nobody else reads. Scores are scaled by numbers before
+    they are masked. Where all scores of a position are minus infinity it answers zero, and not NaN as was written.
+
+    Args:
+        node: A call with all its arguments, after those that it reads.
+    """
+    factors = _factors(node, _WEIGHED)
+    if factors is None or not graph.is_call(factors[0], aten.softmax.int):
+        return
+    shares, values = factors
+    scores, axis, dtype = cast(tuple[fx.Node, Any, Any], shares.args)
+    found = _take_apart(scores) if len(shares.users) == 1 and axis in (-1, _AXES - 1) else None
+    if found is None or dtype not in (None, torch.float32) or found.scale <= 0:
+        return
+    heads = [each.meta["val"] for each in (found.queries, found.keys, values)]
+    if len({str(each.shape[:2]) for each in heads}) > 1 or any(each.dtype is not torch.float32 for each in heads):
+        return
+    if not all(_spreads(mask, [*heads[0].shape[:3], heads[1].shape[2]]) for mask in found.masks):
+        return
+    with node.graph.inserting_before(node):
+        mask = _joined(node, found.masks)
+    node.target = aten.scaled_dot_product_attention.default
+    node.args, node.kwargs = (found.queries, found.keys, values, mask, 0.0, False), {"scale": found.scale}
+
+
+def _factors(node: fx.Node, equation: str) -> tuple[fx.Node, fx.Node] | None:
+    """Return the factors of a batched product of heads, the second one as the equation wants it."""
+    if graph.is_call(node, aten.einsum.default):
+        said, operands = str(node.args[0]).replace(" ", ""), cast(list[fx.Node], node.args[1])
+        letters = dict(zip(dict.fromkeys(filter(str.isalpha, said)), "abcdefgh", strict=False))
+        return (operands[0], operands[1]) if "".join(letters.get(each, each) for each in said) == equation else None
+    if not graph.is_call(node, aten.matmul.default):
+        return None
+    first, second = cast(tuple[fx.Node, fx.Node], node.args)
+    if {first.meta["val"].dim(), second.meta["val"].dim()} != {_AXES}:
+        return None
+    turned = second if equation == _WEIGHED else _turn(second)
+    return None if turned is None else (first, turned)
+
+
+def _turn(node: fx.Node) -> fx.Node | None:
+    """Return a value whose last two axes another has the other way round; None where that is no transposition."""
+    source = cast(fx.Node, node.args[0]) if node.args else None
+    if graph.is_call(node, aten.transpose.int):
+        order = [*range(_AXES)]
+        first, second = (cast(int, axis) for axis in node.args[1:])
+        order[first], order[second] = order[second], order[first]
+    elif graph.is_call(node, aten.permute.default):
+        order = [axis % _AXES for axis in cast(list[int], node.args[1])]
+    else:
+        return None
+    order = [*order[:2], order[3], order[2]]
+    if order == sorted(order):
+        return source
+    with node.graph.inserting_before(node):
+        return graph.call_like(node, aten.permute.default, source, order)
+
+
+def _take_apart(scores: Any) -> _Scores | None:
+    """Return what scores are made of, read by one call each on the way; None where they are no attention's."""
+    if not isinstance(scores, fx.Node) or len(scores.users) != 1:
+        return None
+    if (factors := _factors(scores, _SCORES)) is not None:
+        (queries, first), (keys, second) = (_unscaled(factor) for factor in factors)
+        return _Scores(queries, keys, first * second, ())
+    source, factor = _unscaled(scores)
+    if source is not scores:
+        found = _take_apart(source)
+        return None if found is None or found.masks else found._replace(scale=found.scale * factor)
+    if graph.is_call(scores, aten.add.Tensor) and graph.argument(scores, "alpha") == 1:
+        for one, other in (scores.args[:2], scores.args[1::-1]):
+            found = _take_apart(one) if isinstance(other, fx.Node) else None
+            if found is not None:
+                return found._replace(masks=(*found.masks, _Mask(cast(fx.Node, other))))
+    hidden = _hiding(scores)
+    found = None if hidden is None else _take_apart(scores.args[0 if hidden.hides else 1])
+    return None if found is None or hidden is None else found._replace(masks=(*found.masks, hidden))
+
+
+def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
+    """Return what a value is a multiple of, and the factor; itself where it is none, or read by others too."""
+    if not graph.is_call(node, aten.mul.Tensor, aten.div.Tensor) or len(node.users) != 1:
+        return node, 1.0
+    source, number = cast(tuple[Any, Any], node.args[:2])
+    if isinstance(source, int | float):
+        source, number = (number, source) if graph.is_call(node, aten.mul.Tensor) else (source, number)
+    if not (isinstance(source, fx.Node) and isinstance(number, int | float) and number):
+        return node, 1.0
+    return source, float(number) if graph.is_call(node, aten.mul.Tensor) else 1 / number
+
+
+def _hiding(scores: fx.Node) -> _Mask | None:
+    """Return how a call hides scores by a condition, None of other calls."""
+    fills = graph.is_call(scores, aten.masked_fill.Scalar)
+    if not (fills or graph.is_call(scores, aten.where.self, aten.where.ScalarOther)):
+        return None
+    condition, number = cast(tuple[fx.Node, Any], (scores.args[fills], scores.args[2]))
+    if graph.is_call(number, aten.full.default):
+        number = number.args[1]
+    if not isinstance(number, int | float) or number > _HIDDEN:
+        return None
+    return _Mask(condition, float(number), fills)
+
+
+def _spreads(mask: _Mask, wanted: Sequence[Any]) -> bool:
+    """Say whether a mask has a value, or one for all, at each place of scores of a shape, and makes no more of them."""
+    value = mask.value.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype is not (torch.float32 if mask.hides is None else torch.bool):
+        return False
+    pairs = zip(reversed(value.shape), reversed(wanted), strict=False)
+    return value.dim() <= len(wanted) and all(str(one) in ("1", str(many)) for one, many in pairs)
+
+
+def _joined(node: fx.Node, masks: Sequence[_Mask]) -> fx.Node | None:
+    """Return what all masks are together: a condition where one hides by minus infinity, else numbers to add."""
+    if not masks:
+        return None
+    first, *others = masks
+    if first.hides is not None and math.isinf(first.number) and not others:
+        return graph.call_like(node, aten.logical_not.default, first.value) if first.hides else first.value
+    total, *rest = (_numbers(node, mask) for mask in masks)
+    for each in rest:
+        total = graph.call_like(node, aten.add.Tensor, total, each)
+    return total
+
+
+def _numbers(node: fx.Node, mask: _Mask) -> fx.Node:
+    if mask.hides is None:
+        return mask.value
+    numbers = (mask.number, 0.0) if mask.hides else (0.0, mask.number)
+    return graph.call_like(node, aten.where.Scalar, mask.value, *numbers)
