@@ -6,7 +6,6 @@ scaled, masked and normalised in memory, and an INT8 file rounds the products be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -43,7 +42,7 @@ def as_attention(node: fx.Node) -> None:
     """Write a product with the shares of attention as attention, in place; leave any other call as it is.
 
     Heads ``[N, H, L, E]`` in float32 are taken, whose shares nobody else reads. Scores are scaled by numbers before
-    they are masked. Where all scores of a position are minus infinity it answers zero, and not NaN as was written.
+    they are masked. Where all scores of a position are minus infinity torch answers zero, and not NaN as was written.
 
     Args:
         node: A call with all its arguments, after those that it reads.
@@ -156,15 +155,14 @@ def _spreads(mask: _Mask, wanted: Sequence[Any]) -> bool:
 
 
 def _joined(node: fx.Node, masks: Sequence[_Mask]) -> fx.Node | None:
-    """Return what all masks are together: a condition where one hides by minus infinity, else numbers to add."""
-    if not masks:
-        return None
-    first, *others = masks
-    if first.hides is not None and math.isinf(first.number) and not others:
-        return graph.call_like(node, aten.logical_not.default, first.value) if first.hides else first.value
-    total, *rest = (_numbers(node, mask) for mask in masks)
-    for each in rest:
-        total = graph.call_like(node, aten.add.Tensor, total, each)
+    """Return the numbers that all masks together add.
+
+    No condition, by which a runtime would look for rows that see nothing: none was looked for.
+    """
+    total: fx.Node | None = None
+    for mask in masks:
+        each = _numbers(node, mask)
+        total = each if total is None else graph.call_like(node, aten.add.Tensor, total, each)
     return total
 
 

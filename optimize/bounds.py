@@ -155,18 +155,21 @@ def check_shapes(text: str) -> str:
 
 
 def scaled(text: str, units: Mapping[str, float]) -> float:
-    """Read a number with one of some units.
+    """Read a number with one of some units, or the sum of several.
 
     Raises:
         ValueError: It is none, or not finite.
 
-    >>> scaled("5 ms", SECONDS)
-    0.005
+    >>> scaled("5 ms", SECONDS), scaled("1s 500ms", SECONDS)
+    (0.005, 1.5)
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ/]+)\s*", text.lower())
-    if found is None or found[2] not in units:
+    if text.lstrip().startswith("-"):
+        raise ValueError(f"'{shortened(text)}' is less than nothing")
+    found = re.findall(r"(\d+\.?\d*|\.\d+)\s*([a-zµ/]+)\s*", text.lower())
+    read = "".join(number + unit for number, unit in found)
+    if not found or read != "".join(text.lower().split()) or any(unit not in units for _, unit in found):
         raise ValueError(f"'{shortened(text)}' needs a unit: {', '.join(filter(str.isascii, units))}")
-    return finite(float(found[1]) * units[found[2]])
+    return finite(sum(float(number) * units[unit] for number, unit in found))
 
 
 def finite(number: float) -> float:

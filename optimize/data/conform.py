@@ -113,7 +113,12 @@ def as_tensor(value: Any, what: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise Refused(f"{what} is a sparse tensor.", hint="Give it as a dense one: to_dense().")
+        if value.is_meta or value.is_quantized or value.is_nested:
+            kind = "without values" if value.is_meta else "quantized" if value.is_quantized else "nested"
+            raise Refused(f"{what} is a tensor that is {kind}.", hint="Give one of plain numbers.")
         return value.detach().cpu()
+    if np.ma.is_masked(value):
+        raise Refused(f"{what} is masked: a model takes every number.", hint="Fill it first: x.filled(0).")
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise Refused(f"{what} has the dtype {array.dtype}, not numbers a model takes.")

@@ -106,6 +106,8 @@ def _alike(one: Batch, other: Batch) -> bool:
     """Tell whether two batches can be joined: the same sizes in the free dimensions."""
     if (one.labels is None) != (other.labels is None):
         raise Refused("Some batches have labels and some have none.")
+    if type(one.labels) is not type(other.labels):
+        raise Refused("Some batches have texts for labels and some have numbers.")
     sizes = [[part.shape[1:] for part in (*batch.inputs, batch.labels) if part is not None] for batch in (one, other)]
     return sizes[0] == sizes[1]
 

@@ -71,7 +71,8 @@ def from_python(value: Any, specs: Specs, name: str) -> Samples:
     if isinstance(value, torch.utils.data.Dataset):
         raise UsageError(f"{name}: a Dataset gives samples, not batches.", hint="Wrap it in a torch DataLoader.")
     if isinstance(value, torch.Tensor | np.ndarray | tuple | Mapping):
-        return _from_arrays(value, specs, name)
+        with blaming(f"Reading {name}"):
+            return _from_arrays(value, specs, name)
     if isinstance(value, Iterator):
         raise UsageError(
             f"{name} can be read only once, and calibration, accuracy and timing each read the data.",
@@ -129,7 +130,7 @@ def _from_arrays(value: Any, specs: Specs, name: str) -> Samples:
             cut = [read[spec.name][part] for spec in specs]
             yield conform(cut, None if labels is None else labels[part], specs, name, start)
 
-    return Samples(name, chunks, count)
+    return Samples(name, lambda: _blamed(chunks(), name), count)
 
 
 def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:

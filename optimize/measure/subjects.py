@@ -247,6 +247,8 @@ def agreed_inputs(
     if input_shape is not None and not (words and known):  # it says what those take that are prepared for
         known.append(_given(input_shape, known[0] if known else ()))
     if not known:
+        if any(subject.artifact.outputs and not subject.artifact.inputs for subject in subjects):
+            raise Refused("The files take no inputs: they answer the same whatever is asked.")
         raise UsageError("No file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
     specs = [functools.reduce(_merged, entries) for entries in zip(*known, strict=True)]
     scalar = next((spec for spec in specs if not spec.shape), None)

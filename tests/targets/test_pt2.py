@@ -23,7 +23,7 @@ from optimize.processor import Processor
 from optimize.program import Program
 from optimize.targets.base import Artifact
 from optimize.targets.pt2 import PT2, compiler
-from optimize.targets.pt2.compiler import keep_headers
+from optimize.targets.pt2.compiler import kept_headers
 from optimize.targets.pt2.coverage import Call, read_calls
 from optimize.targets.pt2.lowering import lower
 from optimize.targets.pt2.placement import InductorPlacement, place
@@ -138,10 +138,24 @@ def test_headers_are_kept_where_nobody_else_can_have_put_some(
         place.chmod(0o777)
     elif before != "nothing":
         place.symlink_to(tmp_path / "others") if before == "a link" else place.touch()
-    keep_headers(own)
-    assert Path(codecache._HEADER_DIR) == (place if before == "nothing" else own / "headers")
-    assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
+    with kept_headers(own):
+        assert Path(codecache._HEADER_DIR) == own / "headers"
+        assert Path(codecache._HEADER_LOCK_DIR).parent == Path(codecache._HEADER_DIR)
+        (own / "headers/a.h.gch").touch()
     assert before != "nothing" or place.stat().st_mode & 0o777 == 0o700
+    with kept_headers(tmp_path / "next"):
+        assert (tmp_path / "next/headers/a.h.gch").exists() == (before == "nothing")
+
+
+def test_a_header_that_is_not_whole_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(f"torch._inductor.codecache.{name}", "")
+    with pytest.raises(RuntimeError), kept_headers(tmp_path / "own"):
+        (tmp_path / "own/headers/a.h.gch").touch()
+        raise RuntimeError
+    with kept_headers(tmp_path / "next"):
+        assert not [*(tmp_path / "next/headers").iterdir()]
 
 
 def test_loops_take_the_threads_of_the_process_that_runs_them(artifact: Artifact) -> None:

@@ -8,8 +8,9 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _COMPILE = "optimize.targets.pt2.compiler:compile_here"
 NOTES_KERNELS = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"
 #: The largest networks take a minute; what is not done by then hangs.
 LIMIT_S = 1800.0
+#: How long precompiled headers are kept.
+_KEPT_S = 30 * 86400.0
 CONFIGURATION = {
     # Weights become constants: packed for oneDNN, and integer layers fused with what surrounds them.
     "freezing": True,
@@ -110,11 +113,13 @@ def add_in_place() -> None:
     fusion._qlinear_binary_can_be_inplace = is_own  # type: ignore[attr-defined]
 
 
-def keep_headers(folder: Path) -> None:
-    """Let torch keep the headers it precompiles, 150 MB and ten seconds each, where nobody else can have put some.
+@contextlib.contextmanager
+def kept_headers(folder: Path) -> Iterator[None]:
+    """Let torch find the headers precompiled before, 150 MB and ten seconds each, and keep those that it makes.
 
-    Torch takes a name in the system's temporary folder that everybody knows, and compiles what lies there into the
-    package. Where that of this package is not this user's alone, they are made in ``folder``, for one package.
+    Torch takes a name in the system's temporary folder that everybody knows, compiles what lies there into the
+    package, and takes what a compiler that was killed has left for whole. Here they are made in ``folder``, and kept
+    for a month where nobody else can have put some, once all are whole.
     """
     place = Path(tempfile.gettempdir(), f"optimize-headers-{getattr(os, 'geteuid', int)()}")
     with contextlib.suppress(OSError):
@@ -124,9 +129,20 @@ def keep_headers(folder: Path) -> None:
         is_kept = stat.S_ISDIR(found.st_mode) and is_own(found, 0o077)
     except OSError:
         is_kept = False
+    own = folder / "headers"
+    own.mkdir(parents=True)
     codecache = importlib.import_module("torch._inductor.codecache")
-    codecache._HEADER_DIR = str(place if is_kept else folder / "headers")  # type: ignore[attr-defined]
-    codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")  # type: ignore[attr-defined]
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(own), str(own / "locks")  # type: ignore[attr-defined]
+    for file in place.glob("*.gch") if is_kept else ():
+        with contextlib.suppress(OSError):  # another process has removed it
+            if time.time() - file.stat().st_mtime > _KEPT_S:
+                file.unlink()
+            else:
+                os.link(file, own / file.name)
+    yield
+    for file in own.glob("*.gch") if is_kept else ():
+        with contextlib.suppress(OSError):  # it is there
+            os.link(file, place / file.name)
 
 
 def compile_here(folder: Path, tell: Callable[[str, float], None], program: str, package: str) -> None:
@@ -138,13 +154,12 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     warnings.simplefilter("ignore")
     operators()
-    keep_headers(folder)
     pack_for_one_sample()
     expect_channels_last()
     add_in_place()
     try:
         exported = torch.export.load(program)
-        with torch.no_grad():  # with gradients inductor does not freeze
+        with kept_headers(folder), torch.no_grad():  # with gradients inductor does not freeze
             # What torch saw of the environment when it was imported may be older.
             notes = {"cpp.enable_kernel_profile": os.environ.get(NOTES_KERNELS) == "1"}
             torch._inductor.aoti_compile_and_package(
