@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.graph import aten
 
 #: Products of attention as sums over axes, named in the order in which they appear: scores, and what they weigh.
@@ -83,20 +83,13 @@ def _factors(node: fx.Node, equation: str) -> tuple[fx.Node, fx.Node] | None:
 
 def _turn(node: fx.Node) -> fx.Node | None:
     """Return a value whose last two axes another has the other way round; None where that is no transposition."""
-    source = cast(fx.Node, node.args[0]) if node.args else None
-    if graph.is_call(node, aten.transpose.int):
-        order = [*range(_AXES)]
-        first, second = (cast(int, axis) for axis in node.args[1:])
-        order[first], order[second] = order[second], order[first]
-    elif graph.is_call(node, aten.permute.default):
-        order = [axis % _AXES for axis in cast(list[int], node.args[1])]
-    else:
+    if not graph.is_call(node, *ops.TRANSPOSES):
         return None
-    order = [*order[:2], order[3], order[2]]
-    if order == sorted(order):
-        return source
+    *order, third, fourth = graph.order_of(node, _AXES)
+    if (order := [*order, fourth, third]) == sorted(order):
+        return cast(fx.Node, node.args[0])
     with node.graph.inserting_before(node):
-        return graph.call_like(node, aten.permute.default, source, order)
+        return graph.call_like(node, aten.permute.default, node.args[0], order)
 
 
 def _take_apart(scores: Any) -> _Scores | None:

@@ -52,9 +52,7 @@ def _write_look_up(flow: fx.Graph, node: fx.Node) -> None:
         return
     for axis in sorted({*range(rank)} - {*axes}):
         with flow.inserting_before(node):
-            wider = flow.call_function(aten.unsqueeze.default, (x, axis))
-        wider.meta = {**node.meta, "val": x.meta["val"].unsqueeze(axis)}
-        x = wider
+            x = graph.call_like(node, aten.unsqueeze.default, x, axis)
     node.replace_all_uses_with(x)
 
 
@@ -88,8 +86,7 @@ def _write_row(module: fx.GraphModule, node: fx.Node) -> None:
     if row is None or not 0 <= row < table.meta["val"].shape[0] or len(sums) != len(node.users):
         return
     with module.graph.inserting_before(node):
-        found = module.graph.call_function(aten.slice.Tensor, (table, 0, row, row + 1, 1))
-    found.meta = {**node.meta, "val": table.meta["val"][row : row + 1]}
+        found = graph.call_like(node, aten.slice.Tensor, table, 0, row, row + 1, 1)
     node.replace_all_uses_with(found)
 
 

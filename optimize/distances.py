@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _MASKED, _MASKED_TIMES = -1e4, 1e3
 #: Equal outputs have an infinite ratio, and JSON has no infinity; float32 rounding ends near 150 dB.
 CAP_DB = 200.0
+#: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
+DISAGREES_DB = 10.0
 #: What differs at all has no more.
 _DIFFERING_DB = 199.9
 

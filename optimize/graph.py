@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Set
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -44,6 +44,16 @@ def same_form(first: fx.Node, second: fx.Node) -> bool:
     """Say whether two values have one shape and dtype."""
     one, two = first.meta["val"], second.meta["val"]
     return str(one.shape) == str(two.shape) and one.dtype == two.dtype
+
+
+def order_of(move: fx.Node, dims: int) -> list[int]:
+    """Return the axis of the input that each axis of the result of a transposition was."""
+    order = list(range(dims))
+    if is_call(move, aten.permute.default):
+        return [order[axis] for axis in cast(list[int], move.args[1])]
+    first, second = cast(tuple[int, int], move.args[1:3])
+    order[first], order[second] = order[second], order[first]
+    return order
 
 
 def op_name(node: fx.Node) -> str:

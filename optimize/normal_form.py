@@ -289,8 +289,7 @@ def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:
     if [shape[0], samples, heads, width].count(-1) > 1:
         return
     with module.graph.inserting_before(node):
-        split = module.graph.call_function(aten.reshape.default, (source, [shape[0], samples, heads, width]))
-    split.meta = {**joined.meta, "val": node.meta["val"].permute(2, 0, 1, 3)}
+        split = graph.call_like(joined, aten.reshape.default, source, [shape[0], samples, heads, width])
     node.target, node.args = aten.permute.default, (split, [1, 2, 0, 3])
 
 

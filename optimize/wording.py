@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from optimize.distances import CAP_DB
+
 MISSING = "–"
-EQUAL_DB = 200.0
 #: What is said of a file that rounds where there was no data: noise shows neither what is lost nor that nothing is.
 NOT_JUDGED = "not judged: what rounding loses shows on samples that are answered with numbers, not on noise: give some"
 #: A difference of numbers about one that is none but of how they were added up.
@@ -122,7 +123,7 @@ def decibels(value: float | None) -> str:
     """
     if value is None:
         return MISSING
-    return "equal" if value >= EQUAL_DB else f"{value:.1f} dB"
+    return "equal" if value >= CAP_DB else f"{value:.1f} dB"
 
 
 def share(value: float | None) -> str:

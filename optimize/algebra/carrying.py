@@ -57,18 +57,8 @@ def _carried(operator: Channelwise, move: fx.Node, *, forward: bool) -> Channelw
     if graph.is_call(move, *ops.RESHAPES):
         shapes = (inner.shape, outer.shape) if forward else (outer.shape, inner.shape)
         return _regrouped(operator, *shapes)
-    order = order_of(move, inner.dim())
+    order = graph.order_of(move, inner.dim())
     return replace(operator, axis=order.index(operator.axis) if forward else order[operator.axis])
-
-
-def order_of(move: fx.Node, dims: int) -> list[int]:
-    """Return the axis of the input that each axis of the result was."""
-    order = list(range(dims))
-    if graph.is_call(move, aten.permute.default):
-        return [order[axis] for axis in cast(list[int], move.args[1])]
-    first, second = cast(tuple[int, int], move.args[1:3])
-    order[first], order[second] = order[second], order[first]
-    return order
 
 
 def _commutes(operator: Channelwise, pad: fx.Node) -> bool:

@@ -212,7 +212,7 @@ def _embedding(node: fx.Node, part: Places) -> Sources | None:
 
 
 def _transposed(node: fx.Node, part: Places) -> Sources | None:
-    return _first(node, part.on(carrying.order_of(node, node.meta["val"].dim())[part.axis]))
+    return _first(node, part.on(graph.order_of(node, node.meta["val"].dim())[part.axis]))
 
 
 def _reshaped(node: fx.Node, part: Places) -> Sources | None:

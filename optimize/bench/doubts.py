@@ -10,6 +10,7 @@ import numpy as np
 
 from optimize import processor
 from optimize.bench.figures import Figures, Judged
+from optimize.distances import DISAGREES_DB
 from optimize.measure.environment import Environment, busy
 from optimize.measure.lockstep import MIN_ROUNDS, Plan
 from optimize.measure.runs import Block, Runs, Track, round_ratios
@@ -37,8 +38,6 @@ Kind = Literal[
 _DRIFT = 0.05
 #: Restarts whose paired ratios differ by more than this hold different levels (half of a 5 % regression).
 _RESTARTS_DIFFER = 0.025
-#: Outputs farther apart than this are not those of one model.
-_DISAGREES_DB = 10.0
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _processor(track: Track[Subject], first: Track[Subject], machine: Environmen
 def _outputs(track: Track[Subject], judged: Judged, first: Track[Subject]) -> Iterator[Doubt]:
     seen = judged.differs
     agreement = judged.agreement
-    if agreement is not None and agreement.judged and agreement.sqnr_db < _DISAGREES_DB:
+    if agreement is not None and agreement.judged and agreement.sqnr_db < DISAGREES_DB:
         seen = f"Its outputs are {agreement.sqnr_db:.1f} dB from those of {first.subject.name}."
     elif agreement is not None and agreement.caution:
         seen = seen or f"It {agreement.caution}"

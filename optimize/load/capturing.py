@@ -61,8 +61,8 @@ _APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
 #: How many samples TorchScript is tried with: so few always, more within so many products and bytes that are moved.
 _FEW, _BATCHES, _STEPS = 3, (1, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129), 5e9
 _OPTIONS = (
-    "Check --input-shape (sizes without the batch, 3,224,224, 16:int64 or 16:bool, ';' between inputs), what "
-    "--preprocess makes of pictures, or the data."
+    "Check --input-shape (sizes without the batch, 3,224,224, of other types 16:int64, 16:bool or 16:bfloat16, ';' "
+    "between inputs), what --preprocess makes of pictures, or the data."
 )
 #: With a free batch and the example's size.
 AS_USUAL = Capturing()

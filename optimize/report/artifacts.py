@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize import wording as form
+from optimize.distances import DISAGREES_DB
 from optimize.measure.accuracy import Accuracy
 from optimize.measure.agreement import Agreement
 from optimize.measure.latency import Latency, Speedup
 from optimize.report.charts import LOOK_HINT, Mark, Plot, distributions, linear_axis, log_axis, short_seconds
 from optimize.report.document import Cell, Chart, Grid, GridLine, Tone
-from optimize.report.model import DISAGREES_DB, Report, Row, file_name
+from optimize.report.model import Report, Row, file_name
 
 if TYPE_CHECKING:
     from optimize.bench.figures import Figures

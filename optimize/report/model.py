@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field
 
+from optimize.distances import DISAGREES_DB
 from optimize.errors import UsageError, nearest
 from optimize.escaping import plain
 from optimize.measure.accuracy import Accuracy
@@ -25,9 +26,7 @@ from optimize.targets.base import Artifact, Coverage, LayerTypes, TensorSpec
 if TYPE_CHECKING:
     from optimize import pipeline
 
-#: Below this the errors of an artifact hold a tenth of the signal's power: it is not the same model any more.
-DISAGREES_DB = 10.0
-#: Nor below this where nothing was rounded: float32 in another order is right to 100, by TF32 or bfloat16 to 40.
+#: Files that round nothing are not the same model below this: float32 in another order is right to 100, by TF32 to 40.
 FLOAT_DISAGREES_DB = 30.0
 #: Between the two it is doubtful on a CPU, which has no TF32: an operator of the runtime may mean something else.
 FLOAT_DOUBTED_DB = 60.0
