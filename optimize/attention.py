@@ -1,12 +1,13 @@
 """Attention that is written out, as the one call that it is: ``softmax(s Q K' + M) V``.
 
 Runtimes have kernels for it that never hold the scores ``[N, H, L, S]`` of all pairs; written out, they are made,
-scaled, masked and normalised in memory, and an INT8 file rounds the products between.
+scaled, masked and normalised in memory. And torch's own kernels of transformers, taken apart: passes know layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from optimize.graph import aten
 _SCORES, _WEIGHED = "abcd,abed->abce", "abcd,abde->abce"
 #: Where a hidden score is this or less, nothing of it is left; and it is this whatever is added to it.
 _HIDDEN = -1e9
+_Call = Callable[..., fx.Node]
 #: How many axes attention has: samples, heads, positions, width.
 _AXES = 4
 
@@ -164,3 +166,58 @@ def _numbers(node: fx.Node, mask: _Mask) -> fx.Node:
         return mask.value
     numbers = (mask.number, 0.0) if mask.hides else (0.0, mask.number)
     return graph.call_like(node, aten.where.Scalar, mask.value, *numbers)
+
+
+def take_apart(node: fx.Node) -> None:
+    """Write torch's own kernels of transformers, which tracing finds, as the calls that they are made of, in place.
+
+    An encoder's layer, and attention of one value to itself whose shares nobody reads; any other call is left.
+    """
+    if graph.is_call(node, aten._transformer_encoder_layer_fwd.default):
+        write, reads = _write_layer, [node]
+    elif graph.is_call(node, aten._native_multi_head_attention.default) and len({*node.args[:3]}) == 1:
+        write, reads = _write_heads, [user for user in node.users if user.args[1] == 0]
+        if any(user.users for user in node.users if user not in reads):
+            return
+    else:
+        return
+    given = {entry.name: graph.argument(node, entry.name) for entry in node.target._schema.arguments}  # type: ignore[union-attr]
+    with node.graph.inserting_before(node):
+        found = write(functools.partial(graph.call_like, node), cast(fx.Node, node.args[0]), given)
+    for read in reads:
+        read.replace_all_uses_with(found)
+
+
+def _write_layer(call: _Call, x: fx.Node, given: Mapping[str, Any]) -> fx.Node:
+    def norm(value: fx.Node, place: int) -> fx.Node:
+        weight, bias = given[f"norm_weight_{place}"], given[f"norm_bias_{place}"]
+        return call(aten.layer_norm.default, value, [given["embed_dim"]], weight, bias, given["eps"], False)
+
+    def expand(call: _Call, value: fx.Node, given: Mapping[str, Any]) -> fx.Node:
+        wide = call(aten.linear.default, value, given["ffn_weight_1"], given["ffn_bias_1"])
+        active = call(aten.gelu.default if given["use_gelu"] else aten.relu.default, wide)
+        return call(aten.linear.default, active, given["ffn_weight_2"], given["ffn_bias_2"])
+
+    for place, part in ((1, _write_heads), (2, expand)):
+        before = norm(x, place) if given["norm_first"] else x
+        x = call(aten.add.Tensor, x, part(call, before, given))
+        x = x if given["norm_first"] else norm(x, place)
+    return x
+
+
+def _write_heads(call: _Call, x: fx.Node, given: Mapping[str, Any]) -> fx.Node:
+    """Write attention of ``[N, T, C]`` to itself; a mask hides by what is not zero, ``[N, T]`` where its type is 1."""
+    *sizes, width = x.meta["val"].shape
+    lengths = [size if isinstance(size, int) else call(aten.sym_size.int, x, axis) for axis, size in enumerate(sizes)]
+    heads, mask = given.get("num_heads") or given["num_head"], given["mask"]
+    packed = call(aten.linear.default, x, given["qkv_weight"], given["qkv_bias"])
+    split = call(aten.reshape.default, packed, [*lengths, 3, heads, width // heads])
+    turned = call(aten.permute.default, split, [2, 0, 3, 1, 4])
+    parts = [call(aten.select.int, turned, 0, place) for place in range(3)]
+    if mask is not None:
+        mask = call(aten.eq.Scalar, mask, 0)
+        for axis in (1, 1) if given["mask_type"] == 1 else ():
+            mask = call(aten.unsqueeze.default, mask, axis)
+    mixed = call(aten.scaled_dot_product_attention.default, *parts, mask, 0.0, False)
+    joined = call(aten.reshape.default, call(aten.transpose.int, mixed, 1, 2), [*lengths, width])
+    return call(aten.linear.default, joined, given["proj_weight"], given["proj_bias"])

@@ -101,6 +101,7 @@ def normalize(module: fx.GraphModule) -> None:
             _normalize_call(module, node)
             products.as_linear(module, node)
             attention.as_attention(node)
+            attention.take_apart(node)
     counting.simplify(module)
 
 

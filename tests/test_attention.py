@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import optimize
 from optimize import graph
 from optimize.graph import aten
+from optimize.load.capturing import capture_torchscript
 from optimize.program import Program
 
 HEADS, WIDTH, TOKENS = 4, 32, 12
@@ -138,6 +140,57 @@ def test_a_mask_that_makes_more_samples_stays() -> None:
     net = Attention(lambda q, k, v, mask: ((q @ k.transpose(-2, -1) + more).softmax(-1) @ v).mean(0, keepdim=True))
     program = optimize.capture(net.eval(), inputs(1), dynamic_batch=False)
     assert attentions(program) == 0
+
+
+class Encoder(nn.Module):
+    """Two layers; ``hides`` says what: nothing, the tokens behind each, padding, or both."""
+
+    def __init__(self, hides: str, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, batch_first=True, **options)
+        self.layers, self.hides = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), hides
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x[:, :, 0] > 1.5 if self.hides in ("padding", "both") else None
+        return self.layers(x, HIDES if self.hides in ("later", "both") else None, padding)
+
+
+@pytest.mark.parametrize("hides", ["nothing", "later", "padding", "both"])
+@pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}], ids=["last", "first"])
+def test_torchs_own_layers_are_taken_apart(hides: str, options: dict[str, Any]) -> None:
+    net, x = Encoder(hides, **options).eval(), torch.randn(2, TOKENS, WIDTH)
+    with torch.no_grad():  # else torch takes another way
+        traced = torch.jit.trace(net, x)
+    assert "aten::_transformer_encoder_layer_fwd" in {node.kind() for node in traced.inlined_graph.nodes()}
+    program = capture_torchscript(traced, (x,))
+    assert attentions(program) == 2 and len(list(graph.calls(program.graph, aten.linear.default))) == 8
+    given = torch.randn(5, TOKENS, WIDTH)
+    torch.testing.assert_close(program.run((given,))[0], traced(given), rtol=1e-4, atol=1e-5)
+
+
+class Itself(nn.Module):
+    """Attention of a value to itself, with its shares or without."""
+
+    def __init__(self, *, shares: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.shares = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), shares
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = self.attention(x, x, x, need_weights=self.shares)
+        return found if self.shares else found[:1]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_torchs_own_attention_is_taken_apart_where_its_shares_are_not_read(shares: bool) -> None:
+    x = torch.randn(2, TOKENS, WIDTH)
+    with torch.no_grad():
+        traced = torch.jit.trace(Itself(shares=shares).eval(), x)
+    program = capture_torchscript(traced, (x,))
+    assert attentions(program) == (not shares)
+    for found, want in zip(program.run((x,)), traced(x), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("target", "suffix"), [("onnx", "onnx"), ("openvino", "xml"), ("torchscript", "pt")])
