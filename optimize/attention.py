@@ -57,10 +57,12 @@ def as_attention(node: fx.Node) -> None:
     found = _take_apart(scores) if len(shares.users) == 1 and axis in (-1, _AXES - 1) else None
     if found is None or dtype not in (None, torch.float32) or found.scale <= 0:
         return
-    heads = [each.meta["val"] for each in (found.queries, found.keys, values)]
-    if len({str(each.shape[:2]) for each in heads}) > 1 or any(each.dtype is not torch.float32 for each in heads):
+    q, k, v = (each.meta["val"] for each in (found.queries, found.keys, values))
+    wanted = [[*q.shape], [*q.shape[:2], k.shape[2], q.shape[3]], [*q.shape[:2], k.shape[2], v.shape[3]]]
+    wanted.append([*q.shape[:3], k.shape[2]])  # no mask makes more scores
+    if str(wanted) != str([[*each.shape] for each in (q, k, v, scores.meta["val"])]):
         return
-    if not all(_spreads(mask, [*heads[0].shape[:3], heads[1].shape[2]]) for mask in found.masks):
+    if any(each.dtype is not torch.float32 for each in (q, k, v)) or not all(map(_can_hide, found.masks)):
         return
     with node.graph.inserting_before(node):
         mask = _joined(node, found.masks)
@@ -140,13 +142,9 @@ def _hiding(scores: fx.Node) -> _Mask | None:
     return _Mask(condition, float(number), fills)
 
 
-def _spreads(mask: _Mask, wanted: Sequence[Any]) -> bool:
-    """Say whether a mask has a value, or one for all, at each place of scores of a shape, and makes no more of them."""
+def _can_hide(mask: _Mask) -> bool:
     value = mask.value.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype is not (torch.float32 if mask.hides is None else torch.bool):
-        return False
-    pairs = zip(reversed(value.shape), reversed(wanted), strict=False)
-    return value.dim() <= len(wanted) and all(str(one) in ("1", str(many)) for one, many in pairs)
+    return isinstance(value, torch.Tensor) and value.dtype is (torch.float32 if mask.hides is None else torch.bool)
 
 
 def _joined(node: fx.Node, masks: Sequence[_Mask]) -> fx.Node | None:
@@ -158,6 +156,8 @@ def _joined(node: fx.Node, masks: Sequence[_Mask]) -> fx.Node | None:
     for mask in masks:
         each = _numbers(node, mask)
         total = each if total is None else graph.call_like(node, aten.add.Tensor, total, each)
+    if total is not None and total.meta["val"].dim() in (1, 3):  # torch's kernels take those of two axes and of four
+        total = graph.call_like(node, aten.unsqueeze.default, total, 0)
     return total
 
 

@@ -51,7 +51,7 @@ def bert(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def swin(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return (mask + (q @ (k * 0.5).transpose(-2, -1) + BIAS.unsqueeze(0))).softmax(-1) @ v
+    return (mask + (q @ (k * 0.5).transpose(-2, -1) + BIAS)).softmax(-1) @ v
 
 
 def two_masks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -88,12 +88,18 @@ def one_head_of_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k[:, :1].transpose(-2, -1)).softmax(-1) @ v[:, :1]
 
 
+def filled_with_more(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    more = torch.full((2, 1, 1, 1, 1), -1e9)  # makes an axis more of the scores
+    return torch.where(~HIDES, q @ k.transpose(-2, -1), more).softmax(-1)[0] @ v
+
+
 def turned_around(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1) * -0.5).softmax(-1) @ v
 
 
 OTHERS: list[Weigh] = [
     scaled_after_its_mask, filled_with_little, along_the_queries, shares_are_read_too, one_head_of_keys, turned_around,
+    filled_with_more,
 ]  # fmt: skip
 
 
