@@ -165,7 +165,7 @@ class Recipe(BaseModel):
     calib: str | None = None
     eval: str | None = None
     input_shape: str | None = None
-    threads: Annotated[int, AfterValidator(bounds.THREADS)] = 1
+    threads: Annotated[int, Field(strict=True), AfterValidator(bounds.THREADS)] = 1
     metric: str | None = None
     max_drop: float | None = Field(default=None, ge=0)
     min_accuracy: float | None = None

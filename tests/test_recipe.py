@@ -30,6 +30,7 @@ def test_shipped_recipes_are_valid_and_survive_a_round_trip(path: Path) -> None:
         ("passes: [{PruneChannels: {ratio: much}}]", "PruneChannels.ratio = 'much'"),
         ("passes: FuseConvBN", "must be a list of pass names"),
         ("threads: many", "threads"),
+        ("threads: yes", "threads"),
         ("min_sqnr: .nan", "finite"),
         ("[1, 2]", "a recipe is a mapping"),
         ("passes: [", "is not YAML"),

@@ -388,6 +388,8 @@ class Runner(ABC):
             outputs: list[Any] = self.run(arrays)
         if wants_tensors:
             outputs = [to_tensor(output) for output in outputs]
+        if not self.artifact.out_spec:  # a file of somebody else's
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return pytree.tree_unflatten(outputs, pytree.treespec_loads(self.artifact.out_spec))
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,8 @@ def test_a_runner_takes_and_returns_what_the_module_did(target: Onnx, tmp_path: 
     torch.testing.assert_close(answer["y"], want["y"], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(answer["x"], x)
     assert isinstance(loaded(x.numpy(), v.numpy())["y"], np.ndarray)
+    foreign = replace(loaded.artifact, out_spec="").load(threads=1)  # of somebody else's, which says nothing of a dict
+    assert [array.shape for array in foreign(x.numpy(), v.numpy())] == [(3, 8, 4, 4), (3, 3, 4, 4)]
 
 
 @pytest.mark.parametrize("name", references.each("vit", "lstm", "unet"))

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -329,6 +330,13 @@ def test_a_compiler_that_fails_is_a_refusal_and_leaves_no_file(
     with pytest.raises(Refused, match=r"Inductor cannot compile the program \(signal SIGABRT"):
         compiler.compile_package(floats.export(), tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_temporary_folder_is_told(floats: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_COMPILE", "tests.sandbox.tasks:abort")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    with pytest.raises(Refused, match="is full"):
+        compiler.compile_package(floats.export(), tmp_path / "net.pt2")
 
 
 def test_a_compiler_that_hangs_is_stopped(floats: Program, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ _COMPILE = "optimize.targets.pt2.compiler:compile_here"
 NOTES_KERNELS = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"
 #: The largest networks take a minute; what is not done by then hangs.
 LIMIT_S = 1800.0
+#: Of a precompiled header, at least.
+_HEADER_BYTES = 1.5e8
 #: How long precompiled headers are kept.
 _KEPT_S = 30 * 86400.0
 CONFIGURATION = {
@@ -203,4 +205,7 @@ def _compile(folder: Path, arguments: dict[str, str], limit_s: float) -> None:
     except Refused as error:
         ends = {Died: "end", Unforeseen: "reason"}
         reason = getattr(error, ends.get(type(error), "what"))
+        if shutil.disk_usage(folder).free < _HEADER_BYTES:
+            hint = "Make room there, or set TMPDIR to a folder with more."
+            raise Refused(f"Inductor could not compile the program: '{folder.parent}' is full.", hint=hint) from error
         raise Refused(f"Inductor cannot compile the program ({reason}).", hint="Choose onnx or torchscript.") from error
