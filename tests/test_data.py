@@ -258,7 +258,6 @@ def test_of_many_arrays_a_few_are_named() -> None:
         (torch.quantize_per_tensor(torch.from_numpy(X), 0.1, 0, torch.qint8), Refused, "is a tensor that is quantized"),
         (np.ma.masked_array(X, X > 0), Refused, "is masked"),
         ((X, [[1], *[[1, 2]] * 9]), Refused, "Reading <tuple> raised ValueError"),
-        ([(X, torch.zeros(10)), (X, np.array(["a"] * 10))], Refused, "texts for labels and some have numbers"),
         ("tests.test_data:failing", Refused, r"on fire\.\nIt is called without arguments, and .* A batch is \(x\) or"),
         (lambda one: one, Refused, r"raised TypeError: .*'one'\.\nIt is called without arguments"),
         ("tests.test_data:no_such_name", Refused, "there is no 'no_such_name'"),
@@ -268,6 +267,12 @@ def test_of_many_arrays_a_few_are_named() -> None:
 def test_python_data_that_is_refused(spec: Any, error: type[OptimizeError], match: str) -> None:
     with pytest.raises(error, match=match):
         open_data(spec, inputs=ONE)
+
+
+def test_labels_of_two_kinds_are_refused() -> None:
+    data = open_data([(X, torch.zeros(len(X))), (X, np.array(["a"] * len(X)))], inputs=ONE)
+    with pytest.raises(Refused, match="texts for labels and some have numbers"):
+        list(data.batches(len(X) + 1))
 
 
 def test_batch_size_must_be_positive() -> None:
