@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,23 +95,30 @@ def race(
     return holds
 
 
-def main() -> int:
-    """Print a table; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=["vit", "encoder", "decoder"])
+def run(
+    about: str, names: Sequence[str], column: str, made: Callable[[str], tuple[Sequence[Program], Tensor]], **how: Any
+) -> int:
+    """Print the table of the networks that are asked for, each a pair of programs and data; return the exit code."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=[*names])
     parser.add_argument("--seconds", type=float, default=20, help="Time of one pair of files")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(conditions("onnxruntime", "openvino"), end="\n\n", flush=True)
-    print("| network | MMACs | after | file | times as fast | apart |\n|---|---:|---:|---|---:|---:|")
+    print(f"| network | MMACs | {column} | file | times as fast | apart |\n|---|---:|---:|---|---:|---:|")
     holds = True
     for name in asked.networks:
-        net, data = network(name)
-        before = optimize.capture(net, (data[:2],))
-        holds &= race(name, (before, optimize.SelectEarly().apply(before)[0]), data, asked.seconds)
+        holds &= race(name, *made(name), asked.seconds, **how)
     print("holds" if holds else "MISSED")
     return int(not holds)
 
 
+def programs(name: str) -> tuple[Sequence[Program], Tensor]:
+    """Return a network before and after, and its data."""
+    net, data = network(name)
+    before = optimize.capture(net, (data[:2],))
+    return (before, optimize.SelectEarly().apply(before)[0]), data
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__ or "", ("vit", "encoder", "decoder"), "after", programs))

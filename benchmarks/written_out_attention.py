@@ -10,16 +10,16 @@ where a file is slower by more than 5 %, or float answers are more than 1e-5 apa
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import optimize
-from benchmarks.conditions import conditions
-from benchmarks.selected_tokens import race
+from benchmarks.selected_tokens import run
+from optimize.program import Program
 
 WORDS, DEPTH, HEAD = 1000, 4, 64
 
@@ -77,26 +77,15 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
-def main() -> int:
-    """Print a table; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=["vit", "decoder", "encoder"])
-    parser.add_argument("--seconds", type=float, default=20, help="Time of one pair of files")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(conditions("onnxruntime", "openvino"), end="\n\n", flush=True)
-    print("| network | MMACs | as one call | file | times as fast | apart |\n|---|---:|---:|---|---:|---:|")
-    holds = True
-    for name in asked.networks:
-        net, data = network(name)
-        after = optimize.capture(net, (data[:2],))
-        with mock.patch("optimize.attention.as_attention"):
-            before = optimize.capture(net, (data[:2],))
-        pair = [optimize.FuseConvBN().apply(program)[0] for program in (before, after)]
-        holds &= race(name, pair, data, asked.seconds, ("onnx", "openvino", "torchscript"), least=0.95)
-    print("holds" if holds else "MISSED")
-    return int(not holds)
+def programs(name: str) -> tuple[Sequence[Program], Tensor]:
+    """Return a network as it stands and with the one call, and its data."""
+    net, data = network(name)
+    after = optimize.capture(net, (data[:2],))
+    with mock.patch("optimize.attention.as_attention"):
+        before = optimize.capture(net, (data[:2],))
+    return [optimize.FuseConvBN().apply(program)[0] for program in (before, after)], data
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    NETWORKS, TARGETS = ("vit", "decoder", "encoder"), ("onnx", "openvino", "torchscript")
+    sys.exit(run(__doc__ or "", NETWORKS, "as one call", programs, targets=TARGETS, least=0.95))

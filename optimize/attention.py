@@ -54,7 +54,7 @@ def as_attention(node: fx.Node) -> None:
         return
     shares, values = factors
     scores, axis, dtype = cast(tuple[fx.Node, Any, Any], shares.args)
-    found = _take_apart(scores) if len(shares.users) == 1 and axis in (-1, _AXES - 1) else None
+    found = _read_scores(scores) if len(shares.users) == 1 and axis in (-1, _AXES - 1) else None
     if found is None or dtype not in (None, torch.float32) or found.scale <= 0:
         return
     q, k, v = (each.meta["val"] for each in (found.queries, found.keys, values))
@@ -96,7 +96,7 @@ def _turn(node: fx.Node) -> fx.Node | None:
         return graph.call_like(node, aten.permute.default, node.args[0], order)
 
 
-def _take_apart(scores: Any) -> _Scores | None:
+def _read_scores(scores: Any) -> _Scores | None:
     """Return what scores are made of, read by one call each on the way; None where they are no attention's."""
     if not isinstance(scores, fx.Node) or len(scores.users) != 1:
         return None
@@ -105,15 +105,15 @@ def _take_apart(scores: Any) -> _Scores | None:
         return _Scores(queries, keys, first * second, ())
     source, factor = _unscaled(scores)
     if source is not scores:
-        found = _take_apart(source)
+        found = _read_scores(source)
         return None if found is None or found.masks else found._replace(scale=found.scale * factor)
     if graph.is_call(scores, aten.add.Tensor) and graph.argument(scores, "alpha") == 1:
         for one, other in (scores.args[:2], scores.args[1::-1]):
-            found = _take_apart(one) if isinstance(other, fx.Node) else None
+            found = _read_scores(one) if isinstance(other, fx.Node) else None
             if found is not None:
                 return found._replace(masks=(*found.masks, _Mask(cast(fx.Node, other))))
     hidden = _hiding(scores)
-    found = None if hidden is None else _take_apart(scores.args[0 if hidden.hides else 1])
+    found = None if hidden is None else _read_scores(scores.args[0 if hidden.hides else 1])
     return None if found is None or hidden is None else found._replace(masks=(*found.masks, hidden))
 
 

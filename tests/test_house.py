@@ -84,7 +84,7 @@ ARROWS = {
 #: Python lines and files of the package: they may fall, and grow only where somebody writes it down here. Last for
 #: ``SelectEarly`` (165 lines) and what it asks the graph (250), a rule a kind of call; for attention that is written
 #: out, or torch's own kernel (225), for copies with branches that are proved (45), whole headers (15).
-MOST_LINES, MOST_FILES, MOST_CLASSES = 71_911, 348, 485
+MOST_LINES, MOST_FILES, MOST_CLASSES = 71_900, 348, 485
 
 
 @functools.cache

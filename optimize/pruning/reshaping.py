@@ -63,16 +63,9 @@ def _joined(flow: Flow, node: fx.Node, parts: Sequence[fx.Node], dim: int) -> Ax
     return tuple(channels)
 
 
-def _permute(flow: Flow, node: fx.Node) -> Axes:
-    axes = flow.of(node.args[0])
-    return tuple(axes[dim] for dim in graph.argument(node, "dims"))
-
-
 def _transpose(flow: Flow, node: fx.Node) -> Axes:
-    axes = list(flow.of(node.args[0]))
-    first, second = graph.argument(node, "dim0"), graph.argument(node, "dim1")
-    axes[first], axes[second] = axes[second], axes[first]
-    return tuple(axes)
+    axes = flow.of(node.args[0])
+    return tuple(axes[axis] for axis in graph.order_of(node, len(axes)))
 
 
 def _select(flow: Flow, node: fx.Node) -> Axes:
@@ -252,11 +245,8 @@ def _leads_to_heads(value: fx.Node, user: fx.Node, axis: int) -> bool:
     dims = _dims(value)
     if graph.is_call(user, aten.scaled_dot_product_attention.default, *ops.PRODUCTS):
         return axis == dims - 3
-    if graph.is_call(user, aten.permute.default):
-        return counts_heads(user, [dim % dims for dim in graph.argument(user, "dims")].index(axis))
-    if graph.is_call(user, aten.transpose.int):
-        ends = [graph.argument(user, name) % dims for name in ("dim0", "dim1")]
-        return counts_heads(user, ends[1 - ends.index(axis)] if axis in ends else axis)
+    if graph.is_call(user, *ops.TRANSPOSES):
+        return counts_heads(user, graph.order_of(user, dims).index(axis))
     if graph.is_call(user, aten.select.int, aten.unbind.int):
         dim = graph.argument(user, "dim") % dims
         taken = list(user.users) if user.target is aten.unbind.int else [user]
@@ -304,8 +294,7 @@ def _serve(query: Operand, *shared: Operand) -> None:
 
 RULES: Mapping[Any, Rule] = {
     aten.cat.default: _cat,
-    aten.permute.default: _permute,
-    aten.transpose.int: _transpose,
+    **dict.fromkeys(ops.TRANSPOSES, _transpose),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.unbind.int: _unbind,

@@ -1,6 +1,7 @@
 """The sandbox: nothing outside its folder is touched, its ends are sentences, honest work goes on."""
 
 import ctypes
+import functools
 import os
 import socket
 import subprocess
@@ -107,13 +108,14 @@ def test_time_ends_on_both_clocks(tmp_path: Path) -> None:
         ask("sleep", tmp_path, ChildLimits(2 << 30, None, 0.5, 1))
 
 
+def _interrupt(pids: list[int], phase: str, share: float) -> None:
+    pids.append(int(share))
+    raise KeyboardInterrupt
+
+
 def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
     pids: list[int] = []
-
-    def interrupt(phase: str, share: float) -> None:
-        pids.append(int(share))
-        raise KeyboardInterrupt
-
+    interrupt = functools.partial(_interrupt, pids)
     with pytest.raises(KeyboardInterrupt):
         ask("spin", tmp_path, progress=interrupt)
     assert not _is_alive(pids[0])
@@ -121,11 +123,7 @@ def test_ctrl_c_ends_the_child(tmp_path: Path) -> None:
 
 def test_what_a_trusted_child_has_started_ends_with_it(tmp_path: Path) -> None:
     pids: list[int] = []
-
-    def interrupt(phase: str, share: float) -> None:
-        pids.append(int(share))
-        raise KeyboardInterrupt
-
+    interrupt = functools.partial(_interrupt, pids)
     with pytest.raises(KeyboardInterrupt):
         call(f"{TASKS}:start_another", {}, tmp_path, about="", limits=LIMITS, confined=False, progress=interrupt)
     for _ in range(100):  # its new parent waits for it
