@@ -214,6 +214,9 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         _normalize_decomposed(module, node)
     elif node.target is operator.getitem:
         _normalize_part(module, node)
+        _normalize_taken(node)
+    elif graph.is_call(node, aten.select.int):
+        _normalize_taken(node)
     elif node.target in (operator.abs, math.ceil, math.floor):
         _normalize_size(module, node)
     elif node.target in _BAGS:
@@ -267,6 +270,46 @@ def _normalize_part(module: fx.GraphModule, node: fx.Node) -> None:
     else:
         return
     node.target, node.args = aten.slice.Tensor, (split, dim, ends[index], ends[index + 1], 1)
+
+
+def _normalize_taken(node: fx.Node) -> None:
+    """Write one place of an axis that the last one was split into as the slice of the last one that it is.
+
+    Torch's own attention packs queries, keys and values in one product ``[T, N, 3 C]``, and takes them out of it as
+    ``[T, N, 3, C]``, ``[3, T, N, C]``.
+    """
+    taker = cast(fx.Node, node.args[0]) if node.target is operator.getitem else node
+    if not graph.is_call(taker, aten.select.int, aten.unbind.int):
+        return
+    value, index = cast(fx.Node, taker.args[0]), cast(int, node.args[-1])
+    axes: list[int | None] = list(range(value.meta["val"].dim()))
+    axes.append(axes.pop(cast(int, graph.argument(taker, "dim"))))  # here the one that is taken comes last
+    while graph.is_call(value, *ops.TRANSPOSES, aten.squeeze.dim, aten.unsqueeze.default):
+        order = _axes_of(value)
+        axes, value = [None if axis is None else order[axis] for axis in axes], cast(fx.Node, value.args[0])
+    if not graph.is_call(value, aten.reshape.default):
+        return
+    split = cast(fx.Node, value.args[0])
+    before, after = ([*each.meta["val"].shape] for each in (split, value))
+    last = len(before) - 1
+    is_last = axes == [*range(last), last + 1, last] and str(before[:-1]) == str(after[:-2])
+    if is_last and all(isinstance(size, int) for size in after[-2:]):
+        count, width = after[-2:]
+        start = index % count * width
+        node.target, node.args = aten.slice.Tensor, (split, last, start, start + width, 1)
+
+
+def _axes_of(move: fx.Node) -> list[int | None]:
+    """Return the axis of its input that each axis of what a call moves was, None of a new one."""
+    dims, axis = cast(fx.Node, move.args[0]).meta["val"].dim(), cast(int, move.args[1])
+    if graph.is_call(move, *ops.TRANSPOSES):
+        return [*graph.order_of(move, dims)]
+    order: list[int | None] = list(range(dims))
+    if graph.is_call(move, aten.unsqueeze.default):
+        order.insert(axis % (dims + 1), None)
+    elif move.meta["val"].dim() < dims:
+        order.pop(axis)
+    return order
 
 
 def _normalize_heads(module: fx.GraphModule, node: fx.Node) -> None:

@@ -275,6 +275,39 @@ def test_bags_that_leave_out_the_last_row_are_left_as_they_are() -> None:
     assert torch.allclose(optimize.capture(net, (ids,), dynamic_batch=False)(ids), net(ids), atol=1e-6)
 
 
+TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "as torch's attention": lambda y: y.unflatten(-1, (3, 4)).unsqueeze(0).transpose(0, -2).squeeze(-2)[1],
+    "each": lambda y: torch.stack(y.reshape(*y.shape[:2], 3, 4).unbind(2)),
+    "the last": lambda y: y.reshape(*y.shape[:2], 3, 4).select(2, -1),
+    "permuted": lambda y: y.reshape(*y.shape[:2], 3, 4).permute(2, 0, 1, 3)[2],
+}
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "strided": lambda y: y.reshape(*y.shape[:2], 4, 3)[..., 1],
+    "heads of three": lambda y: y.reshape(*y.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4)[1],
+    "other rows": lambda y: y.reshape(*y.shape[:2], 3, 4).permute(2, 1, 0, 3)[1],
+    "of tokens": lambda y: y.reshape(y.shape[0], 5, 3, 4)[:, 2],
+    "of tokens that were split": lambda y: y[:, :4].reshape(-1, 2, 2, 12)[:, :, 1],
+    "with an axis more": lambda y: y.reshape(*y.shape[:2], 3, 4).unsqueeze(-1)[:, :, 1],
+}
+
+
+@pytest.mark.parametrize("form", [*TAKEN, *KEPT])
+def test_a_part_of_the_last_axis_that_was_split_is_a_slice_of_it_and_no_other(form: str) -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return {**TAKEN, **KEPT}[form](self.layer(x))
+
+    net, x = Behind().eval(), torch.randn(2, 5, 6)
+    program = optimize.capture(net, (x,), dynamic_batch=False)
+    assert torch.equal(program(x), net(x))
+    taken = [graph.op_name(node) for node in graph.calls(program.graph, graph.aten.select.int, graph.aten.unbind.int)]
+    assert bool(taken) == (form in KEPT)
+
+
 def test_a_reshape_that_parts_no_heads_is_left_as_it_is() -> None:
     class Mixed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -64,6 +64,64 @@ class KeysAlone(SelfAttention):
         return torch.softmax(key @ key.transpose(-1, -2) * 0.35, -1) @ value + query
 
 
+class Chunks(SelfAttention):
+    """Takes the parts first and their heads then, as GPT-2 does."""
+
+    def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(2, (4, 8)).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
+
+
+class Slices(SelfAttention):
+    """Cuts the parts out of the columns; the last one goes to the end, wherever that is."""
+
+    def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+        packed = self.project(x)
+        parts = packed[..., :32], packed[..., 32:64], packed[..., 64:]
+        return tuple(part.unflatten(2, (4, 8)).transpose(1, 2) for part in parts)
+
+
+class Torchs(nn.Module):
+    """Torch's own attention, which computes on ``[T, N, C]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        with torch.no_grad():
+            self.attention.in_proj_weight *= 0.7
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+class Gated(SelfAttention):
+    """Multiplies thirds that are no attention's, place by place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.project(x).chunk(3, dim=-1)
+        return self.out(first.sigmoid() * second + third)  # type: ignore[no-any-return]
+
+
+class Unequal(Chunks):
+    """Has parts of the columns that are no thirds: one head of keys and values serves all, as in many decoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 48)
+
+    def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = self.project(x).split((32, 8, 8), dim=-1)
+        return query.unflatten(2, (4, 8)).transpose(1, 2), key.unsqueeze(1), value.unsqueeze(1)
+
+
+class Overlapping(SelfAttention):
+    """Takes thirds of which two begin at one place."""
+
+    def thirds(self, x: Tensor) -> tuple[Tensor, ...]:
+        packed = self.project(x)
+        parts = packed[..., :32], packed[..., 32:72], packed[..., 64:]
+        return tuple(part[..., :32].unflatten(2, (4, 8)).transpose(1, 2) for part in parts)
+
+
 class OtherOrder(SelfAttention):
     """Keeps heads before parts: ``[N, T, H, 3 D]`` is no order that thirds of the columns are."""
 
@@ -154,17 +212,17 @@ def products(model: ir.Model) -> list[str]:
     return [str(node.name) for node in model.graph if node.op_type == "MatMul" and node.inputs[1].is_initializer()]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("build", [SelfAttention, Divided, KeysAlone, Grid])
+@pytest.mark.parametrize("build", [SelfAttention, Divided, KeysAlone, Grid, Chunks, Slices, Torchs])
 def test_a_packed_projection_becomes_three_of_the_same_numbers(build: Callable[[], nn.Module]) -> None:
     program = program_of(build)
     model, _ = to_onnx(program)
     batches = [draw(SHAPE, batch, 4) for batch in (2, 1, 7)]
     want = [answers(model, x) for x in batches]
-    assert sorted(products(model)) == ["out", "project"]
+    name, *_ = before = products(model)
     parts = separate_projections(model, layers_of(program))
-    assert parts == {"project/keys", "project/values"}
-    assert sorted(products(model)) == ["out", "project", "project/keys", "project/values"]
-    assert operators(model)["Slice"] == operators(model)["Squeeze"] == 0
+    assert parts == {f"{name}/keys", f"{name}/values"}
+    assert sorted(products(model)) == sorted([*before, *parts]) and len(before) == 2
+    assert operators(model)["Slice"] == operators(model)["Split"] == operators(model)["Squeeze"] == 0
     for x, wanted in zip(batches, want, strict=True):
         assert all(map(np.array_equal, answers(model, x), wanted))
     ir.passes.common.CheckerPass(full_check=True)(model)
@@ -189,6 +247,9 @@ def test_the_names_of_the_thirds_are_kept_so_that_their_ranges_are_found() -> No
         SumReadToo,
         SumReturned,
         ThirdsReturned,
+        Gated,
+        Unequal,
+        Overlapping,
         lambda: SelfAttention(bias=False),
     ],
 )
@@ -237,7 +298,9 @@ def signed(model: ir.Model) -> list[str]:
     return sorted(str(node.inputs[0].name) for node in stored if node.outputs[0].dtype == ir.DataType.INT8)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("build", "count"), [(SelfAttention, 2), (Divided, 2), (KeysAlone, 1)])
+@pytest.mark.parametrize(
+    ("build", "count"), [(SelfAttention, 2), (Divided, 2), (KeysAlone, 1), (Chunks, 2), (Slices, 2), (Torchs, 2)]
+)
 def test_queries_and_keys_are_stored_once_as_signed_integers(build: Callable[[], nn.Module], count: int) -> None:
     program = program_of(build)
     model, calibrated = in_integers(program)

@@ -25,6 +25,7 @@ from optimize.targets.onnx_graph.nodes import (
     constant,
     maker,
     name_of,
+    only_reader,
     operator_of,
     permutes,
     readers,
@@ -44,12 +45,15 @@ _PARTS = ("queries", "keys", "values")
 
 @dataclass(frozen=True)
 class _Packed:
-    """One product that projects to queries, keys and values: ``[N, T, C] -> [N, T, 3 H D] -> 3 of [N, H, T, D]``."""
+    """One product that projects to queries, keys and values: ``[N, T, C] -> [N, T, 3 H D]``.
+
+    The thirds are ``[N, H, T, D]`` with the ``lengths`` of ``T``, ``H`` and ``D``, or ``[N, T, H D]`` without.
+    """
 
     product: ir.Node
     total: ir.Node
     thirds: tuple[ir.Value, ...]
-    lengths: tuple[int, int, int]
+    lengths: tuple[int, int, int] | None = None
 
 
 def separate_projections(model: ir.Model, layers: Collection[str]) -> frozenset[str]:
@@ -62,7 +66,7 @@ def separate_projections(model: ir.Model, layers: Collection[str]) -> frozenset[
     Returns:
         The names of the products that came with it; the first of three keeps the layer's.
     """
-    found = [packed for node in model.graph if node.op_type == "Transpose" if (packed := _packed(node)) is not None]
+    found = [packed for node in model.graph if node.op_type == "Add" if (packed := _packed(node)) is not None]
     found = [packed for packed in found if packed.product.metadata_props.get(ORIGIN) in layers]
     names = {_separate(model.graph, packed, index) for packed in found for index in range(len(_PARTS))}
     tidy(model)
@@ -95,37 +99,67 @@ def multiply_integers(model: ir.Model, calibrated: Mapping[str, Range]) -> int:
     return count
 
 
-def _packed(transpose: ir.Node) -> _Packed | None:
-    """Return the projection that a transposition ``[N, T, 3, H, D] -> [3, N, H, T, D]`` takes apart."""
-    reshape = _producer(transpose.inputs[0], "Reshape")
-    total = reshape and _producer(reshape.inputs[0], "Add")
-    product = total and _producer(total.inputs[0], "MatMul")
-    if not (permutes(transpose, [2, 0, 3, 1, 4]) and reshape and total and product):
+def _packed(total: ir.Node) -> _Packed | None:
+    """Return the projection whose sum with its bias this is, if three thirds of it are read and nothing else."""
+    product, tokens = _producer(total.inputs[0], "MatMul"), total.outputs[0]
+    weight, bias = (None, None) if product is None else (constant(product.inputs[1]), constant(total.inputs[1]))
+    if product is None or weight is None or bias is None or tokens.is_graph_output() or tokens.shape is None:
         return None
-    shape, thirds = reshape.outputs[0].shape, _thirds(transpose)
-    arrays = [constant(product.inputs[1]), constant(total.inputs[1])]
-    if shape is None or thirds is None or any(array is None for array in arrays) or shape[2] != len(_PARTS):
+    if [weight.ndim, bias.ndim] != [2, 1] or bias.size % len(_PARTS):
         return None
+    width, reshape = bias.size // len(_PARTS), only_reader(tokens, "Reshape")
+    if reshape is not None:
+        return _in_heads(product, total, reshape, width)
+    thirds = _thirds(tokens, len(tokens.shape) - 1, width)
+    if thirds is None or (scores := _reader_of(thirds[0])) is None or scores is not _reader_of(thirds[1]):
+        return None  # any three parts: one product of all is faster
+    return _Packed(product, total, thirds)
+
+
+def _reader_of(value: ir.Value) -> ir.Node | None:
+    """Return the product that alone reads a value, reordered and scaled as it may be."""
+    while not value.is_graph_output() and len(after := readers(value)) == 1:
+        is_scaled = after[0].op_type in ("Mul", "Div") and any(scalar(each) is not None for each in after[0].inputs)
+        if after[0].op_type not in PERMUTATIONS and not is_scaled:
+            return after[0] if after[0].op_type == "MatMul" else None
+        value = after[0].outputs[0]
+    return None
+
+
+def _in_heads(product: ir.Node, total: ir.Node, reshape: ir.Node, width: int) -> _Packed | None:
+    """Return the projection that is taken apart as ``[N, T, 3, H, D] -> [3, N, H, T, D]``."""
+    transpose, shape = only_reader(reshape.outputs[0], "Transpose"), reshape.outputs[0].shape
+    if transpose is None or shape is None or not permutes(transpose, [2, 0, 3, 1, 4]) or shape[2] != len(_PARTS):
+        return None
+    taken = _thirds(transpose.outputs[0], 0, 1) or ()
+    after = [squeeze for part in taken if (squeeze := only_reader(part, "Squeeze")) is not None]
     lengths = tuple(length for length in (shape[1], shape[3], shape[4]) if isinstance(length, int))
-    fits = [array.ndim for array in arrays] == [2, 1] and len(lengths) == 3  # type: ignore[union-attr]
-    fits = fits and total.outputs[0].shape is not None and total.outputs[0].shape[0] == shape[0]
-    fits = fits and arrays[1].size == len(_PARTS) * lengths[1] * lengths[2]  # type: ignore[union-attr]
-    fits = fits and all(third.shape is not None and len(third.shape) == 4 for third in thirds)
-    return _Packed(product, total, thirds, lengths) if fits else None  # type: ignore[arg-type]
+    fits = len(after) == len(lengths) == len(_PARTS) and lengths[1] * lengths[2] == width
+    fits = fits and total.outputs[0].shape[0] == shape[0]  # type: ignore[index]
+    fits = fits and all(node.outputs[0].shape is not None and len(node.outputs[0].shape) == 4 for node in after)
+    return _Packed(product, total, tuple(node.outputs[0] for node in after), lengths) if fits else None  # type: ignore[arg-type]
 
 
-def _thirds(transpose: ir.Node) -> tuple[ir.Value, ...] | None:
-    """Return the three values that slices along the first axis give, in order; None if anything else is read."""
+def _thirds(value: ir.Value, axis: int, width: int) -> tuple[ir.Value, ...] | None:
+    """Return the three parts of a width that a split or slices take along an axis; None if anything else is read."""
+    if value.is_graph_output():
+        return None
     found = dict[int, ir.Value]()
-    for part in () if transpose.outputs[0].is_graph_output() else readers(transpose.outputs[0]):
-        after = readers(part.outputs[0])
-        if part.op_type != "Slice" or len(after) != 1 or after[0].op_type != "Squeeze":
+    for node in readers(value):
+        if node.op_type == "Split" and node.attributes.get_int("axis", 0) == axis:
+            is_even = all(part.shape is not None and part.shape[axis] == width for part in node.outputs)
+            found.update({place * width: part for place, part in enumerate(node.outputs) if is_even})
+        elif node.op_type == "Slice" and len(node.inputs) > 3:
+            start, stop, along, *steps = map(scalar, node.inputs[1:])
+            if start is None or stop is None or along != axis or steps not in ([], [1]):
+                return None
+            found[int(start)] = node.outputs[0]
+            if min(stop, len(_PARTS) * width) != start + width:
+                return None
+        else:
             return None
-        start, stop, axis = (scalar(value) for value in part.inputs[1:4])
-        if axis != 0 or start is None or stop != start + 1:
-            return None
-        found[int(start)] = after[0].outputs[0]
-    return tuple(found[index] for index in range(len(_PARTS))) if set(found) == set(range(len(_PARTS))) else None
+    starts = [place * width for place in range(len(_PARTS))]
+    return tuple(found[start] for start in starts) if sorted(found) == starts else None
 
 
 def _separate(graph: ir.Graph, packed: _Packed, index: int) -> str:
@@ -133,13 +167,16 @@ def _separate(graph: ir.Graph, packed: _Packed, index: int) -> str:
     weight, bias = (node.inputs[1] for node in (packed.product, packed.total))
     old, tokens = packed.thirds[index], packed.total.outputs[0]
     name = str(packed.product.name) + (f"/{_PARTS[index]}" if index else "")
-    factors = [packed.product.inputs[0], _third(graph, weight, index)]
+    factors, shift = [packed.product.inputs[0], _third(graph, weight, index)], _third(graph, bias, index)
     product = add(graph, "MatMul", factors, name=f"{name}/product", like=tokens)
-    total = add(graph, "Add", [product, _third(graph, bias, index)], name=f"{name}/sum", like=tokens)
-    product.shape = total.shape = ir.Shape([*tokens.shape[:-1], packed.lengths[1] * packed.lengths[2]])  # type: ignore[index]
+    total = add(graph, "Add", [product, shift], name=f"{name}/sum", like=tokens)
+    product.shape = total.shape = ir.Shape([*tokens.shape[:-1], *shift.shape])  # type: ignore[index, misc]
     operator = operator_of(product)
     operator.name = name
     operator.metadata_props.update(packed.product.metadata_props)
+    if packed.lengths is None:
+        replace(old, total)
+        return name
     heads = store(graph, "heads", np.array([0, *packed.lengths], np.int64))
     apart = add(graph, "Reshape", [total, heads], name=f"{name}/heads", like=tokens)
     apart.shape = ir.Shape([tokens.shape[0], *packed.lengths])  # type: ignore[index]
