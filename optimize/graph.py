@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import keyword
+import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -54,6 +56,27 @@ def order_of(move: fx.Node, dims: int) -> list[int]:
     first, second = cast(tuple[int, int], move.args[1:3])
     order[first], order[second] = order[second], order[first]
     return order
+
+
+def group_of(shape: Sequence[Any], target: Sequence[Any], axis: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return the axes (start, stop) of both shapes that hold the same elements, the fewest with ``axis`` among them.
+
+    Axes of two shapes begin at the same element where as many elements follow them.
+    """
+    last, end = len(shape), len(target)
+    follow = [[math.prod(sizes[place:]) for place in range(len(sizes) + 1)] for sizes in (shape, target)]
+    for stop in range(axis + 1, last + 1):
+        ends = [place for place in range(end + 1) if statically_known_true(follow[0][stop] == follow[1][place])]
+        for start in range(axis, -1, -1):
+            starts = [
+                place
+                for place in range(end)
+                if (start == place == 0) or statically_known_true(follow[0][start] == follow[1][place])
+            ]
+            inside = [(first, final) for final in ends for first in reversed(starts) if first < final]
+            if inside:
+                return (start, stop), inside[0]
+    return None
 
 
 def op_name(node: fx.Node) -> str:

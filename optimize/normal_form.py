@@ -3,9 +3,9 @@
 Every argument written out in schema order, one BatchNorm operator (``aten.batch_norm``), convolutions by their number
 of dimensions, integer paddings, linear layers for products with a constant matrix (``products.py``), one call for
 attention that is written out (``attention.py``) and for what torch decomposes a layer into, ``reshape`` for ``view``
-where it changes a shape, slices for the parts of a split weight, an embedding and its reduction for bags of one size,
-nothing that is looked up by counting (``counting.py``), sizes computed in whole numbers, no clones or copies (but where
-strides are read), no assertions, no updates of buffers.
+where it changes a shape, slices for the parts of a split weight and of an axis that was split, an embedding and its
+reduction for bags of one size, nothing that is looked up by counting (``counting.py``), sizes computed in whole
+numbers, no clones or copies (but where strides are read), no assertions, no updates of buffers.
 """
 
 from __future__ import annotations

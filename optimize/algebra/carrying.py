@@ -7,14 +7,12 @@ commutes with a scale alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from optimize import graph, ops
 from optimize.algebra.channelwise import Channelwise
@@ -81,7 +79,7 @@ def _regrouped(operator: Channelwise, shape: Sequence[Any], target: Sequence[Any
     vary along one axis: ``[N, C, H, W]`` becomes ``[N, C * H * W]`` with each number ``H * W`` times.
     """
     axis = cast(int, operator.axis)
-    group = group_of(shape, target, axis)
+    group = graph.group_of(shape, target, axis)
     if group is None:
         return None
     (start, stop), (first, last) = group
@@ -98,27 +96,6 @@ def _regrouped(operator: Channelwise, shape: Sequence[Any], target: Sequence[Any
         return replace(operator, axis=None, scale=pair[0].flatten()[0], shift=pair[1].flatten()[0])
     scale, shift = (_along(each, varying[0]) for each in pair)
     return replace(operator, axis=first + varying[0], scale=scale, shift=shift)
-
-
-def group_of(shape: Sequence[Any], target: Sequence[Any], axis: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the axes (start, stop) of both shapes that hold the same elements, the fewest with ``axis`` among them.
-
-    Axes of two shapes begin at the same element where as many elements follow them.
-    """
-    last, end = len(shape), len(target)
-    follow = [[math.prod(sizes[place:]) for place in range(len(sizes) + 1)] for sizes in (shape, target)]
-    for stop in range(axis + 1, last + 1):
-        ends = [place for place in range(end + 1) if statically_known_true(follow[0][stop] == follow[1][place])]
-        for start in range(axis, -1, -1):
-            starts = [
-                place
-                for place in range(end)
-                if (start == place == 0) or statically_known_true(follow[0][start] == follow[1][place])
-            ]
-            inside = [(first, final) for final in ends for first in reversed(starts) if first < final]
-            if inside:
-                return (start, stop), inside[0]
-    return None
 
 
 def _varies(numbers: torch.Tensor, axis: int) -> bool:

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from optimize import graph, ops
-from optimize.algebra import carrying
 from optimize.graph import aten
 
 _CASTS = (aten._to_copy.default, aten.to.dtype)
@@ -217,7 +216,7 @@ def _transposed(node: fx.Node, part: Places) -> Sources | None:
 
 def _reshaped(node: fx.Node, part: Places) -> Sources | None:
     inner, outer = cast(fx.Node, node.args[0]).meta["val"].shape, node.meta["val"].shape
-    found = carrying.group_of(outer, inner, part.axis)
+    found = graph.group_of(outer, inner, part.axis)
     if found is None or any(stop - start != 1 for start, stop in found):
         return None
     axis = found[1][0]

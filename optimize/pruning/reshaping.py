@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import fx
@@ -171,15 +171,21 @@ def _expand(flow: Flow, node: fx.Node) -> Axes:
 
 def _reshape(flow: Flow, node: fx.Node) -> Axes:
     """Merge a run of axes into one, or split an axis into several."""
-    source, before = flow.of(node.args[0]), sizes(node.args[0])
-    axes: list[Axis] = [None] * len(sizes(node))
-    for taken, made in _aligned(before, sizes(node)):
-        merged = _merged([source[index] for index in taken], [before[index] for index in taken])
+    before = cast(fx.Node, node.args[0])
+    source, inner, outer = flow.of(before), before.meta["val"].shape, node.meta["val"].shape
+    axes: list[Axis] = [None] * len(outer)
+    for place, axis in enumerate(source):
+        group = None if axis is None else graph.group_of(inner, outer, place)
+        if axis is None or group is None:
+            flow.channels.fix(axis, reaches(node, "takes them apart"))
+            continue
+        taken, made = (range(*run) for run in group)
+        merged = _merged([source[index] for index in taken], [sizes(before)[index] for index in taken])
         if len(made) == 1 and merged is not None:
             axes[made[0]] = merged
-        elif len(taken) == 1 and (axis := source[taken[0]]) is not None:
+        elif len(taken) == 1:
             kept = next((index for index in made if counts_heads(node, index)), made[-1])
-            axes[kept] = _divided(flow, axis, [cast(int, sizes(node)[index]) for index in made], made.index(kept))
+            axes[kept] = _divided(flow, axis, [cast(int, outer[index]) for index in made], made.index(kept))
         else:
             flow.fix([source[index] for index in taken], reaches(node, "takes them apart"))
     return tuple(axes)
@@ -207,28 +213,6 @@ def _merged(run: Sequence[Axis], lengths: Sequence[int | None]) -> Axis:
         return None
     inner, outer = _product(lengths[places[0] + 1 :]), _product(lengths[: places[0]])
     return None if inner is None or outer is None else repeat(run[places[0]] or (), inner, outer)
-
-
-def _aligned(before: Sequence[int | None], after: Sequence[int | None]) -> Iterator[tuple[list[int], list[int]]]:
-    """Pair the runs of axes that hold the same elements, from the last axis on; axes of size 1 are left out."""
-    taken, made = ([index for index, size in enumerate(shape) if size != 1] for shape in (before, after))
-    while taken or made:
-        first, second = _last_run([before[index] for index in taken], [after[index] for index in made])
-        yield taken[first:], made[second:]
-        del taken[first:], made[second:]
-
-
-def _last_run(before: Sequence[int | None], after: Sequence[int | None]) -> tuple[int, int]:
-    """Return where the shortest tails of two shapes with equal products start; their heads where a free size is met."""
-    first, second = len(before) - 1, len(after) - 1
-    while first >= 0 and second >= 0:
-        held, wanted = _product(before[first:]), _product(after[second:])
-        if held is None or wanted is None:
-            break
-        if held == wanted:
-            return first, second
-        first, second = (first - 1, second) if held < wanted else (first, second - 1)
-    return 0, 0
 
 
 def _product(lengths: Sequence[int | None]) -> int | None:

@@ -3,8 +3,8 @@
 Its CPU plug-in computes a whole attention (two products and the softmax between them) in one kernel, which multiplies
 queries and keys in INT8 where both reach it as signed integers of a symmetric range. To cost nothing, the projections
 must store them so. A projection of queries, keys and values in one product has one range for all three, and copies
-behind it that take them apart; it is written as three, each with its part of the weight: the same numbers. Scores may
-be off by a tenth; larger ranges stay in float.
+behind it that take them apart, by heads or by columns; it is written as three, each with its part of the weight: the
+same numbers. Scores may be off by a tenth; larger ranges stay in float.
 """
 
 from __future__ import annotations
