@@ -21,6 +21,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,13 +29,27 @@ from pathlib import Path
 from typing import Any
 
 from optimize import keeping
-from optimize.errors import OptimizeError, Refused
+from optimize.errors import Refused
 from optimize.files import RECORD, refusal, refusing, write_text
 from optimize.files import check as check_file
 from optimize.regular import read_bytes, shown
 from optimize.sealing import seal
 from optimize.transaction import system
-from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, opened, remove_tree, stamp
+from optimize.transaction.doubles import (
+    FOLDERS,
+    NOTE,
+    TOKEN,
+    Stamp,
+    double,
+    give_back,
+    inside,
+    is_folder,
+    merge,
+    opened,
+    read_sealed,
+    remove_tree,
+    stamp,
+)
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
@@ -48,12 +63,8 @@ ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2
 _HINT = "Choose another --out."
 #: Files that say themselves whether a run has written them (``replay.is_written``).
 _TELLING = (".yaml", ".jsonl")
-#: What the note says of a transaction, and its file.
-NOTED, NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
-#: Bytes that a note of a folder of a hundred thousand files has at most.
-_LONGEST_NOTE = 64 << 20
-#: ``foreign`` is where a confined process makes them: what is taken from there it cannot reach any more.
-FOLDERS = ("new", "old", "replaced", "foreign")
+#: What the note says of a transaction.
+NOTED = ("mark", "made", "doubles", "stale", "moving")
 
 
 @contextmanager
@@ -276,9 +287,9 @@ class Transaction:
         Raises:
             Refused: They cannot; ``out`` is as it was.
         """
-        self._require_place()
         try:
             with self._inside(), system.locked(self.out.parent) as alone, system.locked(self.out):
+                self._require_place()
                 if alone:
                     _settle_dead(self.out)
                 try:
@@ -342,8 +353,11 @@ class Transaction:
             )
 
     def _require_place(self) -> None:
-        if not self._is_in_place():
-            raise self._moved()
+        until = time.monotonic() + system.PATIENCE_S
+        while not self._is_in_place():  # a commit into a folder further above has its double there, for a moment
+            if time.monotonic() >= until:
+                raise self._moved()
+            time.sleep(system.AGAIN_S)
 
     def _ground(self) -> os.stat_result:
         """Return what the hidden folder lies in, whatever has its name by now."""
@@ -470,7 +484,7 @@ def _settle_dead(out: Path) -> None:
     Left alone is what a living process holds, what another user made (its note could bring files into the folder of
     ours), and what cannot be told to be ours (``read_note``).
     """
-    pattern = glob.escape(_prefix(out)) + "[a-z0-9_]" * 8
+    pattern = glob.escape(_prefix(out)) + TOKEN
     for path in (*out.parent.glob(pattern), *out.glob(pattern)):
         with suppress(OSError):
             if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
@@ -530,9 +544,9 @@ def read_note(path: Path, out: Path) -> dict[str, Any] | None:
         return None
     if not os.path.lexists(path / NOTE):
         return {}
-    with suppress(OptimizeError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = dict(json.loads(read_bytes(path / NOTE, most_bytes=_LONGEST_NOTE)))
-        is_own = found.pop("seal") == seal(json.dumps(found)) and found["home"] == os.lstat(path).st_ino
+    found = read_sealed(path) or {}
+    with suppress(OSError, KeyError, TypeError):
+        is_own = found["home"] == os.lstat(path).st_ino
         said = {name: found[name] for name in NOTED}
         names = (*said["doubles"], *said["stale"], *said["moving"])
         if is_own and _are_plain(names) and {*map(str, out.parents)} >= {*said["made"]}:

@@ -11,15 +11,28 @@ and what is done in it is done in what was opened (``inside``).
 from __future__ import annotations
 
 import errno
+import fnmatch
+import json
 import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from optimize.errors import OptimizeError
+from optimize.regular import read_bytes
+from optimize.sealing import seal
 from optimize.transaction.system import UNSUPPORTED, exchange, link, rename_to_absent
 
+#: What hidden folders hold. ``foreign`` is where a confined process makes files: what is taken from there it cannot
+#: reach any more.
+FOLDERS = ("new", "old", "replaced", "foreign")
+#: What their names end with: eight digits of a number in base 16, and what earlier versions drew.
+TOKEN = "[a-z0-9_]" * 8
+#: The note in a hidden folder, and the bytes that one of a folder of a hundred thousand files has at most.
+NOTE, _LONGEST_NOTE = "transaction.json", 64 << 20
 #: Inode and, of a file, when it was last written to (ns).
 Stamp = list[int]
 #: Names of what this process has open, which lead to the thing itself (Linux), and how a folder is opened for them:
@@ -118,17 +131,24 @@ def give_back(old: Path, out: Path, mark: Stamp, doubles: Mapping[str, Stamp | N
             raise _not_a_folder(out)
         for name in os.listdir(source):
             here, there, twin = source / name, target / name, doubles.get(name)
-            if twin is not None and stamp(there) == twin != stamp(here):
-                _swap(here, there)
-                if stamp(here) not in (None, twin):  # written to in this very moment: then that stays
+            with suppress(FileNotFoundError):  # its owner has removed it just now
+                if twin is not None and stamp(there) == twin != stamp(here):
                     _swap(here, there)
-            if not os.path.lexists(here):
-                continue
-            is_over = os.path.lexists(there) or name in stale or stamp(here) == twin
-            if is_over and not is_folder(here):
-                os.unlink(here)
-            else:
-                merge(here, there)
+                    if stamp(here) not in (None, twin):  # written to in this very moment: then that stays
+                        _swap(here, there)
+                if not os.path.lexists(here):
+                    continue
+                is_over = os.path.lexists(there) or name in stale or stamp(here) == twin
+                if is_over and not is_folder(here):
+                    os.unlink(here)
+                else:
+                    merge(here, there)
+        for name, twin in doubles.items():
+            if stamp(target / name) == twin:  # runs that have ended meanwhile have left none that is given back
+                for path, below, _ in os.walk(target / name):
+                    if _is_of_a_run(Path(path)):
+                        below.clear()
+                        remove_tree(Path(path))
     os.rmdir(old)
 
 
@@ -138,9 +158,18 @@ def merge(source: Path, target: Path) -> None:
     Raises:
         OSError: Something cannot be moved; it stays where it is.
     """
+    if _is_of_a_run(source):
+        with suppress(FileNotFoundError):  # the run has ended meanwhile
+            _merge(source, target)
+        remove_tree(source)
+        return
     with suppress(FileExistsError):
         rename_to_absent(source, target)
         return
+    _merge(source, target)
+
+
+def _merge(source: Path, target: Path) -> None:
     with inside(source) as here, inside(target) as there:
         if here is not None and there is not None:
             os.chmod(here, stat.S_IRWXU)
@@ -153,6 +182,24 @@ def merge(source: Path, target: Path) -> None:
             os.unlink(source)
 
 
+def read_sealed(folder: Path) -> dict[str, Any] | None:
+    """Return the note in a hidden folder that this user has sealed, for this folder or another; None without one."""
+    with suppress(OptimizeError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = dict(json.loads(read_bytes(folder / NOTE, most_bytes=_LONGEST_NOTE)))
+        return found if found.pop("seal") == seal(json.dumps(found)) else None
+    return None
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    """Say whether a folder is the double of another run's hidden folder: its note is that of the original, or none."""
+    if not (fnmatch.fnmatchcase(folder.name, f".*.optimize-{TOKEN}") and is_folder(folder)):
+        return False
+    if not os.path.lexists(folder / NOTE):
+        return {*FOLDERS} >= {*os.listdir(folder)}
+    said = read_sealed(folder)
+    return said is not None and said.get("home") != os.lstat(folder).st_ino
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder of ours with all in it, read-only doubles of folders included.
 
@@ -160,7 +207,7 @@ def remove_tree(folder: Path) -> None:
         OSError: Something in it cannot be removed, or it is a link.
     """
     try:
-        for path, _, _ in os.walk(folder):
+        for path, _, _ in os.walk(folder):  # none where it is not there
             with inside(Path(path)) as place:
                 if place is None:
                     raise _not_a_folder(folder)

@@ -22,7 +22,7 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 #: Seconds that a commit waits for another's. A commit takes milliseconds, so whoever holds the folder longer is a
 #: stranger (``flock FOLDER optimize ...``) and waiting for it would never end.
 PATIENCE_S = 5.0
-_AGAIN_S = 0.01
+AGAIN_S = 0.01
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
 #: Whether a hard link to a link can only be one to what it leads to (Windows).
@@ -93,7 +93,7 @@ def hold(folder: Path, patience_s: float = 0.0) -> int | None:
             os.close(descriptor)
             if time.monotonic() >= until:
                 raise
-            time.sleep(_AGAIN_S)
+            time.sleep(AGAIN_S)
         except OSError:  # network file systems without locks on folders
             os.close(descriptor)
             return None

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from optimize.errors import Refused
+from optimize.sealing import seal
 from optimize.transaction import commit, system
 from tests.slow import but_slowly
 from tests.transaction.steps import (
     CALLS,
     LOOKS,
+    NAMES,
     RESULTS,
     WAYS,
     before_step,
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How commits go; none waits for another, so that one may happen within another."""
     monkeypatch.setattr(system, "PATIENCE_S", 0.0)
+    seal("")  # the user's secret is made with links
     go(request.param, monkeypatch)
     return request.param
 
@@ -83,6 +86,38 @@ def killed(way: str, dying: subprocess.Popen[str]) -> Killed:
         return int(dying.stdout.readline()) == signal.SIGKILL
 
     return end
+
+
+@pytest.mark.parametrize("end", ["fails", "commits"])
+@pytest.mark.parametrize("within", ["within", "data/deep/within"])
+def test_a_run_into_a_folder_of_another_ends_before_any_of_its_steps(
+    way: str, within: str, end: str, tmp_path: Path
+) -> None:
+    """Its hidden folder is doubled with all else of the other's: the double goes with it."""
+    for number in itertools.count():
+        out = tmp_path / str(number) / "out"
+        prepare(out)
+        inner = commit.begin(out / within, NAMES)
+        write(inner.new, "1")
+
+        def happens(inner: commit.Transaction = inner) -> None:
+            try:
+                if end == "commits":
+                    inner.commit()
+            except Refused:
+                pass
+            finally:
+                inner.close()
+
+        with before_step(number, happens) as seen:
+            run(out, "2")
+        if len(seen) <= number:
+            inner.close()
+            break
+        assert found(out) == "2" and found(out / within) in ("", "1")
+        assert not list(out.parent.rglob(".*")), number
+        check_belongings(out)
+    assert number > 10
 
 
 @pytest.mark.parametrize("old", [True, False])

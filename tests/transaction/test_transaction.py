@@ -400,9 +400,10 @@ def _relink(here: Path, there: Path) -> None:
 @pytest.mark.parametrize("change", [_swap, _relink, lambda here, there: here.rename(here.with_name("aside"))])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_folder_above_that_is_swapped_is_refused(
-    change: Callable[[Path, Path], None], is_there: bool, tmp_path: Path
+    change: Callable[[Path, Path], None], is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of ours lies in either of them afterwards, and all of theirs does."""
+    monkeypatch.setattr(system, "PATIENCE_S", 0.0)
     here, there = tmp_path / "here", tmp_path / "there"
     for place in (here, there):
         (place / "out").mkdir(parents=True)
@@ -482,7 +483,7 @@ def test_a_note_that_never_ends_is_not_read(
         os.mkfifo(note)
     else:
         note.write_text(" " * 2000)
-        monkeypatch.setattr(commit, "_LONGEST_NOTE", 1000)
+        monkeypatch.setattr(doubles, "_LONGEST_NOTE", 1000)
     with staging(out) as folder:
         (folder / "result").write_text("new")
     assert (out / "result").read_text() == "new" and os.path.lexists(note)
