@@ -369,6 +369,41 @@ def _tiff_of_one_long_entry() -> bytes:
     return b"II*\0" + struct.pack("<LH", 8, len(entries)) + table + bytes(4) + bytes(2 * count + 200)
 
 
+def _tiff_of_pieces(order: str, magic: int, tag: int, count: int) -> bytes:
+    """Returns a TIFF of 16 x 16 grey pixels in so many strips of a row, or tiles of a pixel, all at one place."""
+    short, long = 3, 4
+    entries = [(256, short, 1, 16), (257, short, 1, 16), (258, short, 1, 8), (259, short, 1, 1), (262, short, 1, 1)]
+    strips = [(273, long, count, 0), (278, short, 1, 1)]
+    entries += strips if tag == 273 else [(322, short, 1, 1), (323, short, 1, 1), (324, long, count, 0)]
+    big = magic == 43
+    head, word, form = ("HHHQ", "Q", "HHQ") if big else ("HL", "H", "HHL")
+    end = struct.calcsize(order + head) + 2 + struct.calcsize(order + word)
+    end += len(entries) * struct.calcsize(order + form + ("Q" if big else "L")) + struct.calcsize("Q" if big else "L")
+    table = b""
+    for name, kind, many, value in entries:
+        where = struct.pack(order + "H", value).ljust(8 if big else 4, b"\0")
+        if many > 1:
+            where = struct.pack(order + ("Q" if big else "L"), end)
+        table += struct.pack(order + form, name, kind, many) + where
+    first = (8, 0, 16) if big else (8,)
+    start = {"<": b"II", ">": b"MM"}[order] + struct.pack(order + head, magic, *first)
+    body = struct.pack(order + word, len(entries)) + table + bytes(8 if big else 4)
+    return start + body + struct.pack(order + "L", end) * count + bytes(256)
+
+
+@pytest.mark.parametrize("tag", [273, 324], ids=["strips", "tiles"])
+@pytest.mark.parametrize(("order", "magic"), [("<", 42), (">", 42), ("<", 43)])
+def test_a_tiff_in_more_pieces_than_pictures_have_is_refused_early(
+    order: str, magic: int, tag: int, tmp_path: Path
+) -> None:
+    """Each is listed and read in Python: eight million of them, in 16 MB, took nine minutes and 2 GB."""
+    (tmp_path / "a.tif").write_bytes(_tiff_of_pieces(order, magic, tag, 16 if tag == 273 else 256))
+    assert whole(open_data(tmp_path, inputs=(RAW,)))[0].shape[0] == 1
+    (tmp_path / "a.tif").write_bytes(_tiff_of_pieces(order, magic, tag, 2_000_000))
+    with pytest.raises(Refused, match="it is in 2000000 pieces, and read are 65536"):
+        open_data(tmp_path, inputs=(RAW,))
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

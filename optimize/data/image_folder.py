@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ _WRITTEN_OUT, _MOST_COMMENTS = (b"P1", b"P2", b"P3"), 1000
 _READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
 #: Bytes of a run-length encoded BMP, which its decoder asks for one by one, in Python.
 _MOST_RUNS = 1 << 24
+#: How a TIFF begins and writes numbers, what says that it is a large one, its tags for the places of strips and of
+#: tiles, and how many of them are read.
+_ORDERS, _BIG_TIFF, _PIECES, _MOST_PIECES = {b"II": "<", b"MM": ">"}, 43, (273, 324), 1 << 16
 #: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
@@ -81,6 +85,7 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
             content = read_bytes(file, most_bytes=_MOST_BYTES)
+            _refuse_pieces(content)
             watched = _Watched(content)
             with Image.open(watched, formats=_FORMATS) as opened:
                 watched.most_bytes = math.inf
@@ -104,6 +109,25 @@ def _decoded(file: Path, mode: str) -> Image.Image:
     except Exception as error:  # every decoder has its own
         reason = shown(in_one_line(error))
         raise Refused(f"'{shown(file)}' cannot be read as an image: {reason}.", hint="Leave it out.") from error
+
+
+def _refuse_pieces(content: bytes) -> None:
+    """Refuse a TIFF in more strips or tiles than pictures have: a decoder lists all, and reads a block for each.
+
+    Raises:
+        ValueError: It is such a file.
+    """
+    if content[:2] not in _ORDERS:
+        return
+    order, big = _ORDERS[content[:2]], content[2] == _BIG_TIFF
+    address, number, entry = (order + form for form in (("Q", "Q", "HHQ8x") if big else ("L", "H", "HHL4x")))
+    (start,) = struct.unpack_from(address, content, 8 if big else 4)
+    (count,) = struct.unpack_from(number, content, start)
+    start, size = start + struct.calcsize(number), struct.calcsize(entry)
+    table = content[start : start + size * min(count, (len(content) - start) // size)]
+    pieces = max((many for tag, _, many in struct.iter_unpack(entry, table) if tag in _PIECES), default=0)
+    if pieces > _MOST_PIECES:
+        raise ValueError(f"it is in {pieces} pieces, and read are {_MOST_PIECES}")
 
 
 def _refuse_passes(opened: Image.Image, content: bytes) -> None:
