@@ -333,6 +333,34 @@ def test_availability_names_the_versions(target: Onnx) -> None:
     assert {"torch", "onnx", "onnxruntime"} <= set(available.version)
 
 
+SORTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "all": lambda values, places: (values, places),
+    "the places alone": lambda values, places: places,
+    "the last": lambda values, places: (values[:, -2:], places[:, -2:]),
+    "more of one": lambda values, places: (values[:, :3], places[:, :2]),
+    "every other": lambda values, places: (values[:, :3:2], places[:, :3:2]),
+    "of another axis": lambda values, places: (values[..., :1], places[..., :1]),
+    "more than there are": lambda values, places: (values[:, :9], places[:, :9]),
+    "the first": lambda values, places: (values[:, :2], places[:, :2]),
+    "that of the first": lambda values, places: values[:, :2],
+}
+
+
+@pytest.mark.parametrize("read", SORTED)
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_stable_sort_is_that_of_onnx(read: str, descending: bool, tmp_path: Path) -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return SORTED[read](*torch.sort(x.round(), stable=True, dim=1, descending=descending))
+
+    x = torch.randn(3, 6, 4)
+    artifact = optimize.export(optimize.capture(Sorted(), x), "onnx", tmp_path / "net.onnx")
+    found, want = artifact.load().run([x.numpy()]), pytree.tree_leaves(Sorted()(x))
+    assert all(np.array_equal(one, other) for one, other in zip(found, want, strict=True))
+    kinds = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
+    assert ("Slice" in kinds) == (read in ("the last", "more of one", "every other", "of another axis"))
+
+
 class Pair(NamedTuple):
     """A class of a model's own."""
 

@@ -392,6 +392,27 @@ def test_a_reduction_over_no_axes_that_still_computes_is_named(operator: str) ->
         apply(OnnxCall.of(node, {"x": torch.ones(2)}, {}, 18))
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [2, -1])
+@pytest.mark.parametrize("count", [3, 8])
+def test_of_equal_numbers_the_first_comes_first(count: int, axis: int, largest: int, tmp_path: Path) -> None:
+    """As ONNX says it; and of the file that is written as one ``TopK``, whose other places nobody sorts."""
+    nodes = [
+        helper.make_node("Round", ["x"], ["r"]),
+        helper.make_node("TopK", ["r", "count"], ["top", "at"], axis=axis, largest=largest),
+        helper.make_node("Cast", ["at"], ["places"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["top", "places"], ["y"]),
+    ]
+    path = graph_file(tmp_path / "net.onnx", *nodes, count=np.array([count]))
+    program, x = opened(path), torch.randn(2, 3, 8, 8)
+    want = answered(path, x)
+    assert torch.equal(want, program.run((x,))[0])
+    optimize.export(program, "onnx", tmp_path / "again.onnx")
+    assert torch.equal(want, answered(tmp_path / "again.onnx", x))
+    kinds = [node.op_type for node in onnx.load(tmp_path / "again.onnx").graph.node]
+    assert kinds.count("TopK") == 1 and "Slice" not in kinds
+
+
 def test_a_row_is_flattened_to_a_column() -> None:
     node = helper.make_node("Flatten", ["x"], ["y"])
     assert apply(OnnxCall.of(node, {"x": torch.ones(3)}, {}, 18))[0].shape == (3, 1)

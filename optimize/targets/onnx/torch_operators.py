@@ -433,6 +433,13 @@ def _resize(call: OnnxCall) -> Any:
     raise Unknown(f"it resizes by {shown(mode)}, {shown(where)}, {shown(nearest)}")
 
 
+def _top(call: OnnxCall) -> tuple[torch.Tensor, ...]:
+    """Return the largest and where they are: of equal ones the first comes first in ONNX, and any in ``topk``."""
+    axis, is_falling = call.attribute("axis", -1), bool(call.attribute("largest", 1))
+    found = torch.sort(call.x, stable=True, dim=axis, descending=is_falling)
+    return tuple(part.narrow(axis, 0, call.number(1, "k")) for part in found)
+
+
 _PLAIN: dict[str, Callable[..., Any]] = {
     "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "HardSwish": F.hardswish, "Mish": F.mish,
     "Softplus": F.softplus, "Softsign": F.softsign, "Erf": torch.erf, "Exp": torch.exp, "Log": torch.log,
@@ -481,9 +488,7 @@ OPERATORS: dict[str, _Rule] = {
     "GlobalMaxPool": lambda c: torch.amax(c.x, list(range(2, c.x.dim())), True),
     "ArgMax": lambda c: torch.argmax(c.x, c.attribute("axis", 0), bool(c.attribute("keepdims", 1))),
     "ArgMin": lambda c: torch.argmin(c.x, c.attribute("axis", 0), bool(c.attribute("keepdims", 1))),
-    "TopK": lambda c: tuple(
-        torch.topk(c.x, c.number(1, "k"), c.attribute("axis", -1), bool(c.attribute("largest", 1)))
-    ),
+    "TopK": _top,
     "CumSum": lambda c: _as(c.x, torch.cumsum(c.x, int(c.number(1)))),
     "BatchNormalization": lambda c: F.batch_norm(
         c.x, c.tensor(3), c.tensor(4), c.tensor(1), c.tensor(2), False, 0.0, _eps(c)

@@ -57,7 +57,7 @@ _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "
 _FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 _ATTENTION = aten.scaled_dot_product_attention.default
-_BATCH_NORM, _SCATTERED = aten.batch_norm.default, aten.scatter_reduce.two
+_BATCH_NORM, _SCATTERED, _SORT = aten.batch_norm.default, aten.scatter_reduce.two, aten.sort.stable
 #: Resizes that weigh all pixels under a new one.
 _SMOOTH = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec)
 _from_torchlib = ONNXRegistry.from_torchlib
@@ -83,7 +83,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
     """
     opset = _opset(program, opset)
     _refuse_projected(program)
-    program = _with_smooth_resizes(program)
+    program = _with_tops(_with_smooth_resizes(program))
     exported = _exported(program, opset)
     calls = exported_calls(program, exported)
     translated = _translate(program, exported, opset)
@@ -323,6 +323,32 @@ def _with_smooth_resizes(program: Program) -> Program:
             narrow = copy.graph.call_function(aten.matmul.default, (node.args[0], columns))
         narrow.meta = dict(node.meta)
         node.target, node.args = aten.matmul.default, (rows, narrow)
+    copy.refresh()
+    return copy
+
+
+def _with_tops(program: Program) -> Program:
+    """Write stable sorts as ONNX has them, all of whose own are, and take no more than is read; on a copy."""
+    if not any(graph.calls(program.graph, _SORT)):
+        return program
+    copy = program.clone()
+    for node in graph.calls(copy.graph, _SORT):
+        value, dim, is_falling = (graph.argument(node, name) for name in ("self", "dim", "descending"))
+        dims, length = value.meta["val"].dim(), value.meta["val"].shape[dim]
+        read = [reader for part in node.users for reader in part.users]
+        cuts = {str(cut.args[1:]) if graph.is_call(cut, aten.slice.Tensor) else "" for cut in read}
+        axis, start, end, step = read[0].args[1:] if len(cuts) == 1 and "" not in cuts else (0, None, None, None)
+        is_top = axis % dims == dim % dims and start == 0 and step == 1 and isinstance(length, int)
+        if is_top and isinstance(end, int) and 0 < end <= length:
+            node.target, node.args = aten.topk.default, (value, end, dim, is_falling, True)
+            for cut in read:
+                cut.replace_all_uses_with(cast(fx.Node, cut.args[0]))
+                copy.graph.erase_node(cut)
+        else:
+            node.target, node.args = aten.sort.default, (value, dim, is_falling)
+        node.kwargs, node.meta["val"] = {}, node.target(value.meta["val"], *node.args[1:])
+        for part in node.users:
+            part.meta["val"] = node.meta["val"][part.args[1]]
     copy.refresh()
     return copy
 
