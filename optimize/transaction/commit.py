@@ -36,7 +36,6 @@ from optimize.regular import read_bytes, shown
 from optimize.sealing import seal
 from optimize.transaction import system
 from optimize.transaction.doubles import (
-    FOLDERS,
     NOTE,
     TOKEN,
     Stamp,
@@ -63,6 +62,8 @@ ENDINGS, _MOST_TAKEN = frozenset({".onnx", ".data", ".xml", ".bin", ".pt", ".pt2
 _HINT = "Choose another --out."
 #: Files that say themselves whether a run has written them (``replay.is_written``).
 _TELLING = (".yaml", ".jsonl")
+#: ``foreign`` is where a confined process makes files: what is taken from there it cannot reach any more.
+FOLDERS = ("new", "old", "replaced", "foreign")
 #: What the note says of a transaction.
 NOTED = ("mark", "made", "doubles", "stale", "moving")
 

@@ -26,10 +26,7 @@ from optimize.regular import read_bytes
 from optimize.sealing import seal
 from optimize.transaction.system import UNSUPPORTED, exchange, link, rename_to_absent
 
-#: What hidden folders hold. ``foreign`` is where a confined process makes files: what is taken from there it cannot
-#: reach any more.
-FOLDERS = ("new", "old", "replaced", "foreign")
-#: What their names end with: eight digits of a number in base 16, and what earlier versions drew.
+#: What names of hidden folders end with: eight digits of a number in base 16, and what earlier versions drew.
 TOKEN = "[a-z0-9_]" * 8
 #: The note in a hidden folder, and the bytes that one of a folder of a hundred thousand files has at most.
 NOTE, _LONGEST_NOTE = "transaction.json", 64 << 20
@@ -99,7 +96,7 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
             with inside(twin) as place:  # as many are open as in `merge`: what is nested too deeply fails here already
                 if place is None:
                     raise _not_a_folder(twin)
-                for name in set(os.listdir(folder)).difference(without):
+                for name in sorted({*os.listdir(folder)}.difference(without), key=NOTE.__ne__):  # the note first
                     with suppress(FileNotFoundError):  # its owner has removed it just now
                         double(folder / name, place / name, links=links)
                 _own_alike(folder, place, follow=True)
@@ -191,11 +188,11 @@ def read_sealed(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_of_a_run(folder: Path) -> bool:
-    """Say whether a folder is the double of another run's hidden folder: its note is that of the original, or none."""
+    """Say whether a folder is the double of another run's hidden folder: the note in it, if any, is the original's."""
     if not (fnmatch.fnmatchcase(folder.name, f".*.optimize-{TOKEN}") and is_folder(folder)):
         return False
     if not os.path.lexists(folder / NOTE):
-        return {*FOLDERS} >= {*os.listdir(folder)}
+        return not any(files for _, _, files in os.walk(folder))
     said = read_sealed(folder)
     return said is not None and said.get("home") != os.lstat(folder).st_ino
 

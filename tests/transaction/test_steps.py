@@ -120,6 +120,23 @@ def test_a_run_into_a_folder_of_another_ends_before_any_of_its_steps(
     assert number > 10
 
 
+def test_what_is_called_as_hidden_folders_are_and_is_none_stays(way: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(out)
+    places = [
+        out / ".theirs.optimize-abcdefgh",
+        out / "data" / ".theirs.optimize-abcdefgh",
+        out / ".a.optimize-00000000",
+    ]
+    for place in places:
+        (place / "new").mkdir(parents=True)
+        (place / "new" / "kept").write_text("theirs")
+    (places[-1] / "transaction.json").write_text('{"home": 1, "seal": "none"}')
+    run(out, "2")
+    assert found(out) == "2" and all((place / "new" / "kept").read_text() == "theirs" for place in places)
+    check_belongings(out)
+
+
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_killed_at_any_step(way: str, old: bool, tmp_path: Path, killed: Killed) -> None:
