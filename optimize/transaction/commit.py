@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-import glob
-import hashlib
 import itertools
 import json
 import os
@@ -23,7 +21,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,6 @@ from optimize.sealing import seal
 from optimize.transaction import system
 from optimize.transaction.doubles import (
     NOTE,
-    TOKEN,
     Stamp,
     double,
     give_back,
@@ -52,8 +49,6 @@ from optimize.transaction.doubles import (
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
-#: Bytes of a name that, with what is put around it, stay within the 255 of a file system.
-_LONGEST = 200
 #: Permissions of a file that is no program.
 _NOT_RUN = 0o666
 #: Endings of models, and how many files are taken, beside those of known names: whoever breaks into a process that
@@ -164,7 +159,7 @@ def begin(out: Path, names: Iterable[str] = ()) -> Transaction:
     """
     beside = os.access(out.parent, os.W_OK | os.X_OK) and not system.is_mounted(out)
     home = out.parent if beside or not out.is_dir() else out
-    path = home / (_prefix(out) + secrets.token_hex(4))
+    path = home / (system.prefix(out) + secrets.token_hex(4))
     with refusing(out):
         for attempt in reversed(range(_ATTEMPTS)):
             transaction = Transaction(out, path, frozenset(names))
@@ -233,6 +228,7 @@ class Transaction:
                 with suppress(FileExistsError):
                     folder.mkdir()
                     self.made.append(str(folder))
+        _settle_above(self.out)
         with system.locked(self.out.parent) as alone:
             if alone:
                 _settle_dead(self.out)
@@ -289,7 +285,8 @@ class Transaction:
             Refused: They cannot; ``out`` is as it was.
         """
         try:
-            with self._inside(), system.locked(self.out.parent) as alone, system.locked(self.out):
+            _settle_above(self.out)
+            with self._inside(), _alone(self.out) as alone:
                 self._require_place()
                 if alone:
                     _settle_dead(self.out)
@@ -479,14 +476,36 @@ class Transaction:
         return Refused(f"'{self.out}' is no folder any more: something else took its place meanwhile.", hint=_HINT)
 
 
+@contextmanager
+def _alone(out: Path) -> Iterator[bool]:
+    """Keep others from committing into a folder, what holds it, and what is above; yield whether that worked out.
+
+    From the top on, so that of two that wait for each other none has what the other wants.
+    """
+    with ExitStack() as stack:
+        for folder in reversed(out.parents[1:]):
+            stack.enter_context(system.locked(folder, shared=True))
+        alone = stack.enter_context(system.locked(out.parent))
+        stack.enter_context(system.locked(out))
+        yield alone
+
+
+def _settle_above(out: Path) -> None:
+    """Settle what dead runs into folders above one have left: what is there may be a double, with the folder aside."""
+    for folder in reversed(out.parents):
+        if any(system.hidden(folder)):
+            with _alone(folder) as alone:
+                if alone:
+                    _settle_dead(folder)
+
+
 def _settle_dead(out: Path) -> None:
     """Settle what dead runs into ``out`` have left.
 
     Left alone is what a living process holds, what another user made (its note could bring files into the folder of
     ours), and what cannot be told to be ours (``read_note``).
     """
-    pattern = glob.escape(_prefix(out)) + TOKEN
-    for path in (*out.parent.glob(pattern), *out.glob(pattern)):
+    for path in system.hidden(out):
         with suppress(OSError):
             if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
                 lock = system.hold(path)
@@ -520,12 +539,6 @@ def found(out: Path, names: Iterable[str]) -> list[str]:
 
 def _is_known(name: str, names: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
-
-
-def _prefix(out: Path) -> str:
-    """Return what the names of the hidden folders of one folder begin with."""
-    data = os.fsencode(out.name)
-    return f".{out.name if len(data) <= _LONGEST else hashlib.sha256(data).hexdigest()[:32]}.optimize-"
 
 
 def write_note(path: Path, said: dict[str, Any]) -> None:

@@ -24,10 +24,8 @@ from typing import Any
 from optimize.errors import OptimizeError
 from optimize.regular import read_bytes
 from optimize.sealing import seal
-from optimize.transaction.system import UNSUPPORTED, exchange, link, rename_to_absent
+from optimize.transaction.system import TOKEN, UNSUPPORTED, exchange, link, rename_to_absent
 
-#: What names of hidden folders end with: eight digits of a number in base 16, and what earlier versions drew.
-TOKEN = "[a-z0-9_]" * 8
 #: The note in a hidden folder, and the bytes that one of a folder of a hundred thousand files has at most.
 NOTE, _LONGEST_NOTE = "transaction.json", 64 << 20
 #: Inode and, of a file, when it was last written to (ns).

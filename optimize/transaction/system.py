@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import glob
+import hashlib
 import os
 import sys
 import time
@@ -19,10 +20,14 @@ except ImportError:  # Windows: nobody waits there, and nothing is ever taken fo
 
 #: What kernels and file systems answer that cannot do a rename with flags (renameat2(2)).
 UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-#: Seconds that a commit waits for another's. A commit takes milliseconds, so whoever holds the folder longer is a
-#: stranger (``flock FOLDER optimize ...``) and waiting for it would never end.
-PATIENCE_S = 5.0
+#: Seconds that a commit waits for others. One takes milliseconds, so whoever holds the folder longer is a stranger
+#: (``flock FOLDER optimize ...``) and waiting for it would never end; unless one is seen to be under way.
+PATIENCE_S, UNDER_WAY_S = 5.0, 120.0
 AGAIN_S = 0.01
+#: Bytes of a name that, with what is put around it, stay within the 255 of a file system.
+_LONGEST = 200
+#: What names of hidden folders end with: eight digits of a number in base 16, and what earlier versions drew.
+TOKEN = "[a-z0-9_]" * 8
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
 #: Whether a hard link to a link can only be one to what it leads to (Windows).
@@ -71,8 +76,13 @@ def link(file: Path, second: Path) -> None:
     os.link(file, second, follow_symlinks=_FOLLOWS)
 
 
-def hold(folder: Path, patience_s: float = 0.0) -> int | None:
+def hold(folder: Path, patience_s: float = 0.0, *, shared: bool = False) -> int | None:
     """Lock the folder that has this name (flock(2)): the system lets go when the process ends, however it ends.
+
+    Args:
+        folder: It.
+        patience_s: For how long to wait for others (s).
+        shared: Whether others may hold it so, too.
 
     Returns:
         The descriptor to close; None where locks are not to be had.
@@ -85,7 +95,7 @@ def hold(folder: Path, patience_s: float = 0.0) -> int | None:
     while fcntl is not None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
                 return descriptor
             os.close(descriptor)  # another commit has put a new folder in its place
@@ -101,21 +111,42 @@ def hold(folder: Path, patience_s: float = 0.0) -> int | None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Keep others from committing into ``folder`` meanwhile; yield whether that worked out.
+def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Keep others from committing into ``folder`` meanwhile, or into what holds it; yield whether that worked out.
 
     Without the lock two commits still lose nothing: all that one moves is moved in single steps, and what the other
     changes meanwhile counts as changed by the user.
     """
     descriptor = None
     with suppress(OSError):
-        descriptor = hold(folder, PATIENCE_S)
+        try:
+            descriptor = hold(folder, PATIENCE_S, shared=shared)
+        except BlockingIOError:
+            if _is_under_way(folder):
+                descriptor = hold(folder, UNDER_WAY_S, shared=shared)
     try:
         yield descriptor is not None
     finally:
         if descriptor is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile shares the descriptor
             os.close(descriptor)
+
+
+def prefix(out: Path) -> str:
+    """Return what the names of the hidden folders of one folder begin with."""
+    data = os.fsencode(out.name)
+    return f".{out.name if len(data) <= _LONGEST else hashlib.sha256(data).hexdigest()[:32]}.optimize-"
+
+
+def hidden(out: Path) -> list[Path]:
+    """Return what is called as the hidden folders of one folder are."""
+    found = (home.glob(glob.escape(prefix(out)) + TOKEN) for home in (out.parent, out))
+    return [path for paths in found for path in paths]
+
+
+def _is_under_way(folder: Path) -> bool:
+    """Say whether a commit into a folder, or one that holds it, is under way, or was when its process was killed."""
+    return any(os.path.lexists(path / "replaced") for place in (folder, *folder.parents) for path in hidden(place))
 
 
 def is_mounted(folder: Path) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from optimize.errors import Refused
 from optimize.sealing import seal
-from optimize.transaction import commit, system
+from optimize.transaction import commit, staging, system
 from tests.slow import but_slowly
 from tests.transaction.steps import (
     CALLS,
@@ -41,6 +41,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How commits go; none waits for another, so that one may happen within another."""
     monkeypatch.setattr(system, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(system, "UNDER_WAY_S", 0.0)
     seal("")  # the user's secret is made with links
     go(request.param, monkeypatch)
     return request.param
@@ -117,6 +118,26 @@ def test_a_run_into_a_folder_of_another_ends_before_any_of_its_steps(
         assert found(out) == "2" and found(out / within) in ("", "1")
         assert not list(out.parent.rglob(".*")), number
         check_belongings(out)
+    assert number > 10
+
+
+def test_a_run_into_a_folder_of_a_killed_ones_gets_its_result_whole(way: str, tmp_path: Path, killed: Killed) -> None:
+    """The killed one may have left a double of that folder in its place: the original goes back first."""
+    for number in itertools.count():
+        out, names = tmp_path / str(number) / "out", (*NAMES, "*.onnx")
+        prepare(out)
+        inner = out / "data" / "deep" / "within"
+        with staging(inner, names) as new:
+            write(new, "1")
+            (new / "gone.onnx").touch()
+        was_killed = killed(number, "run", out, "2")
+        with staging(inner, names) as new:
+            write(new, "2")
+        fail(out)
+        assert found(out) in ("1", "2") and sorted(os.listdir(inner)) == sorted(RESULTS) and found(inner) == "2"
+        check_belongings(out)
+        if not was_killed:
+            break
     assert number > 10
 
 

@@ -240,6 +240,27 @@ def test_a_stranger_that_holds_the_folder_does_not_stop_a_run(tmp_path: Path, mo
     assert found(tmp_path / "out") == "2" and not hidden(tmp_path / "out")
 
 
+def test_a_commit_keeps_others_from_its_folder_and_from_those_above(tmp_path: Path) -> None:
+    """Into two folders of one at once, but not into a folder and one within it."""
+    inner = tmp_path / "out" / "a" / "b"
+    inner.mkdir(parents=True)
+
+    def can_hold(folder: Path, shared: bool) -> bool:
+        try:
+            os.close(system.hold(folder, shared=shared) or 0)
+        except BlockingIOError:
+            return False
+        return True
+
+    with commit._alone(inner) as alone:
+        assert alone
+        found = [
+            (can_hold(folder, True), can_hold(folder, False)) for folder in (inner, inner.parent, tmp_path / "out")
+        ]
+    assert found == [(False, False), (False, False), (True, False)]
+    assert all(can_hold(folder, False) for folder in (inner, *inner.parents[:2]))
+
+
 def test_moves_that_were_all_made_are_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     run(out, "1")
