@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optimize import bounds
 from optimize.data import ImagePreprocessing, InputSpec, Samples, open_data
+from optimize.data.array_files import open_arrays
 from optimize.errors import OptimizeError, Refused, UsageError
 from optimize.measure.feed import Asked, draw
 from optimize.targets.base import TensorSpec
@@ -456,6 +457,35 @@ def test_flat_folder_has_no_labels_and_reads_lazily(tmp_path: Path) -> None:
         next(reading)
     with pytest.raises(UsageError, match="has no labels"):
         open_data(tmp_path, inputs=(RAW,), labelled=True)
+
+
+@pytest.mark.parametrize("kind", ["rows", "turned", "bytes swapped", "no axes", "wide", "nothing"])
+def test_rows_of_a_file_are_those_of_its_array(kind: str, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=(300, 4))
+    array = {
+        "rows": numbers.astype(np.float32),
+        "turned": np.asfortranarray(numbers),
+        "bytes swapped": numbers.astype(">f4"),
+        "no axes": np.float32(1),
+        "wide": numbers.reshape(300, 2, 1, 2),
+        "nothing": numbers[:0],
+    }[kind]
+    np.save(tmp_path / "x.npy", array)
+    found = open_arrays(tmp_path / "x.npy")
+    assert np.shape(found) == np.shape(array) and found.dtype == array.dtype  # type: ignore[union-attr]
+    for part in (slice(0, 7), slice(7, 256), slice(250, 999)) if np.ndim(array) else ((),):
+        assert np.array_equal(found[part], array[part])  # type: ignore[index]
+
+
+def test_a_file_that_is_written_anew_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """Mapped, it ended the process by SIGBUS."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((1000, 3, 4, 4), np.float32))
+    reading = open_data(path, inputs=ONE).chunks()
+    next(reading)
+    np.save(path, np.zeros((10, 3, 4, 4), np.float32))
+    with pytest.raises(Refused, match=r"x\.npy' became shorter while it was read"):
+        next(reading)
 
 
 def test_large_samples_are_read_a_few_at_a_time(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ _MOST_AXES = 64
 _MOST_EMPTY = 1 << 24
 
 
-def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
+def open_arrays(path: Path) -> np.ndarray | Rows | Mapping[str, np.ndarray]:
     """Open a file, told apart by its content: the array of an ``.npy``, left on disk, or those of an ``.npz`` by name.
 
     Pickled objects are never loaded, and an array of an ``.npz`` is read when it is asked for.
@@ -43,9 +44,12 @@ def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
             magic = file.read(6) if size else b""
             if magic == b"\x93NUMPY":
                 file.seek(0)
-                _check_header(file, size)
+                shape, is_turned, dtype = _check_header(file, size)
+                if shape and not is_turned:
+                    return Rows(path, file.tell(), shape, dtype)
         if magic == b"\x93NUMPY":
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            _check_memory(str(path), size)
+            array: np.ndarray = np.load(path, allow_pickle=False)
             return array
         if magic.startswith(b"PK"):
             return Members(path)
@@ -54,6 +58,45 @@ def open_arrays(path: Path) -> np.ndarray | Mapping[str, np.ndarray]:
         hint="Write it with numpy.savez(path, x=..., y=...), or name an image folder; texts go into a .jsonl file, "
         '{"text": "..."} a line, read with --tokenizer.',
     )
+
+
+class Rows:
+    """The array of an ``.npy``, whose rows are read when they are asked for.
+
+    Not mapped: a mapped file that is written anew meanwhile ends the process that reads it, without a word.
+
+    Args:
+        path: The file.
+        offset: Bytes before its numbers.
+        shape: Its shape, ``[N, ...]``.
+        dtype: Of its numbers.
+    """
+
+    def __init__(self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._path, self._offset, self._file = path, offset, path.open("rb", buffering=0)
+        self._alone = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Read rows one after the other.
+
+        Raises:
+            Refused: The file has become shorter.
+        """
+        start, stop, _ = part.indices(len(self))
+        found = np.empty((max(stop - start, 0), *self.shape[1:]), self.dtype)
+        wanted = found.reshape(-1).view(np.uint8)
+        with self._alone:
+            self._file.seek(self._offset + start * math.prod(self.shape[1:]) * self.dtype.itemsize)
+            while len(wanted):
+                count = self._file.readinto(wanted.data)
+                if not count:
+                    raise Refused(f"'{shown(self._path)}' became shorter while it was read.", hint="Run it again.")
+                wanted = wanted[count:]
+        return found
 
 
 class Members(Mapping[str, np.ndarray]):
@@ -122,8 +165,8 @@ def _readable(path: str | Path) -> Iterator[None]:
         raise Refused(f"'{shown(path)}' {what}.", hint=_HINT) from error
 
 
-def _check_header(file: IO[bytes], size: int) -> None:
-    """Hold what a header claims against the bytes that follow.
+def _check_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Hold what a header claims against the bytes that follow; return shape, order (Fortran's) and dtype.
 
     Args:
         file: At the start of an array.
@@ -136,7 +179,7 @@ def _check_header(file: IO[bytes], size: int) -> None:
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"format version {version} is not known")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
+    shape, is_turned, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("Python objects")
     if not dtype.itemsize:
@@ -148,6 +191,7 @@ def _check_header(file: IO[bytes], size: int) -> None:
     claimed, left = math.prod(shape) * dtype.itemsize, size - file.tell()
     if claimed > left:
         raise ValueError(f"its header claims {claimed} bytes, {left} are there")
+    return shape, is_turned, dtype
 
 
 def _check_member(entry: zipfile.ZipInfo) -> None:
@@ -157,9 +201,13 @@ def _check_member(entry: zipfile.ZipInfo) -> None:
     most = max(_INFLATED_FREELY * entry.compress_size, _INFLATED_BYTES)
     if entry.file_size > min(max(entry.compress_size, 1) * _MOST_INFLATED, most):
         raise ValueError(f"'{shown(entry.filename)}' claims {entry.file_size} bytes in {entry.compress_size}")
+    _check_memory(entry.filename, entry.file_size)
+
+
+def _check_memory(name: str, size: int) -> None:
     free = free_bytes() // 2  # what is read is converted, and something must be left for the model
-    if entry.file_size > free:
-        raise ValueError(f"'{shown(entry.filename)}' needs {entry.file_size} bytes of memory; {free} are there for it")
+    if size > free:
+        raise ValueError(f"'{shown(name)}' needs {size} bytes of memory; {free} are there for it")
 
 
 def _check_sum(count: int, claimed: int, size: int) -> None:

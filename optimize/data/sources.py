@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimize.data.array_files import open_arrays
+from optimize.data.array_files import Rows, open_arrays
 from optimize.data.conform import Batch, InputSpec, check_shape, conform, require_aligned, samples_at_once
 from optimize.data.samples import Samples
 from optimize.errors import OptimizeError, UsageError, blaming
@@ -49,7 +49,9 @@ def named_inputs(path: Path, takes: Mapping[str, bool]) -> list[InputSpec]:
     """
     try:
         arrays = open_arrays(path)
-        names = list(itertools.takewhile(lambda name: isinstance(arrays, Mapping) and name in arrays, takes))
+        if not isinstance(arrays, Mapping):
+            return []
+        names = list(itertools.takewhile(arrays.__contains__, takes))
         are_all = all(name in names or can_do_without for name, can_do_without in takes.items())
         given = [(name, arrays[name]) for name in names] if are_all else []
     except OptimizeError:
@@ -113,7 +115,7 @@ def _from_batches(batches: Iterable[Any], specs: Specs, name: str) -> Iterator[B
 
 
 def _from_arrays(value: Any, specs: Specs, name: str) -> Samples:
-    """Read whole arrays in slices, so that a memory-mapped file is never in memory at once."""
+    """Read whole arrays in slices, so that a large file is never in memory at once."""
     read = _read(value, specs, name)
     for spec in specs:
         check_shape(np.shape(read[spec.name]), spec, name)
@@ -137,7 +139,7 @@ def _read(value: Any, specs: Specs, name: str) -> dict[str, Any]:
     """Return one batch as ``{input name: array, "": labels}`` (the rule of ``optimize.data``)."""
     if isinstance(value, Mapping):
         return by_name(value, specs, name)
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor | np.ndarray | Rows):
         value = (value,)
     if not isinstance(value, tuple | list):
         raise UsageError(f"{name} gives a batch of type {type(value).__name__}.", hint=_expected(specs))

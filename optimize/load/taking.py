@@ -94,7 +94,7 @@ def _ask(
     path: Path, kind: Kind, how: Capturing, folder: Path, progress: Progress | None, guess: Sequence[int] | None = None
 ) -> Taken:
     arguments = {
-        "path": str(path.resolve()),
+        "path": str(path.absolute()),
         "name": str(path),
         "kind": kind.name,
         "how": asdict(how),

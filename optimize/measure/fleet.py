@@ -271,7 +271,7 @@ class Session:
 
     def _given(self, path: Path) -> str:
         """Return where the worker finds a file that is here."""
-        return str(path.resolve())
+        return str(path.absolute())
 
     def _wanted(self, path: Path) -> str:
         """Return where the worker writes what is read here."""

@@ -129,7 +129,7 @@ class Opening:
         kind = "TorchScript" if script else "eager module"
         if script and self.device == "cpu":
             return _named(path, kind, find_target("torchscript").open(path, trust=trust))
-        loading = self._loading(str(path.resolve()), self.factory)
+        loading = self._loading(str(path.absolute()), self.factory)
         return Subject(path.name, kind, describe_file(MODULE, path, trust=trust), loading)
 
     def _loading(self, source: str, factory: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from optimize.data.array_files import open_arrays
+from optimize.data.array_files import Members
 from optimize.errors import Refused
 from optimize.files import whole
 from optimize.program import Program
@@ -42,7 +42,7 @@ def fingerprint(program: Program, batches: FlatBatches) -> str:
 def load(folder: Path, key: str) -> Observations | None:
     """Return the observations kept under a key, or None."""
     try:
-        held = open_arrays(_file(folder, key))
+        held = Members(_file(folder, key))
         return _read(json.loads(str(held["index"])), held["counts"])
     except (Refused, *_DAMAGED):
         return None

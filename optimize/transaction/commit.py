@@ -433,7 +433,8 @@ class Transaction:
         with inside(self.out) as out:
             if out is None:
                 raise self._no_folder()
-            for name in (*self.stale, *names):
+            # What must be replaced comes first: a folder may take new names alone, and give none back (chattr +a).
+            for name in (*self.stale, *sorted(names, key=lambda name: not os.path.lexists(out / name))):
                 # What was made just now: what replaces a file is never to remove a folder.
                 _check_names(self.out, [name])
                 with refusing(self.out / name):

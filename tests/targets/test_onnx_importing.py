@@ -29,6 +29,7 @@ from optimize.pipeline import Pipeline
 from optimize.program import Program
 from optimize.targets.onnx import torch_operators
 from optimize.targets.onnx.importing import OnnxGraph
+from optimize.targets.onnx.probe import onnx_costs
 from optimize.targets.onnx.runner import open_session, session_options
 from optimize.targets.onnx.torch_operators import _UNASKED, OPERATORS, OnnxCall, Unknown, apply
 from tests import references
@@ -390,6 +391,22 @@ def test_a_reduction_over_no_axes_that_still_computes_is_named(operator: str) ->
     node = helper.make_node(operator, ["x"], ["y"], noop_with_empty_axes=1)
     with pytest.raises(Unknown, match="it reduces over no axes"):
         apply(OnnxCall.of(node, {"x": torch.ones(2)}, {}, 18))
+
+
+def test_a_download_cache_of_links_is_read(tmp_path: Path) -> None:
+    """Its files are called by their digests, and the links as the file says; onnx's own reader follows none."""
+    weight = np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32)
+    whole = graph_file(tmp_path / "net.onnx", helper.make_node("Conv", ["x", "w"], ["y"]), w=weight)
+    for folder in ("blobs", "snapshot"):
+        (tmp_path / folder).mkdir()
+    apart = {"save_as_external_data": True, "location": "net.onnx_data", "size_threshold": 0}
+    onnx.save(onnx.load(whole), tmp_path / "blobs" / "net.onnx", **apart)
+    for name, digest in {"net.onnx": "a", "net.onnx_data": "b"}.items():
+        (tmp_path / "blobs" / name).rename(tmp_path / "blobs" / digest)
+        (tmp_path / "snapshot" / name).symlink_to(f"../blobs/{digest}")
+    link, x = tmp_path / "snapshot" / "net.onnx", torch.randn(2, 3, 8, 8)
+    assert sqnr_db(answered(whole, x), opened(link).run((x,))[0]) > 100
+    assert onnx_costs(link, [x.numpy()]).macs == onnx_costs(whole, [x.numpy()]).macs > 0
 
 
 @pytest.mark.parametrize("largest", [0, 1])

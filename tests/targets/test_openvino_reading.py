@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from optimize import sandbox
 from optimize.errors import Refused
+from optimize.measure.fleet import Fleet
 from optimize.measure.openers import Opening
 from optimize.profile.artifacts import profile_file
+from optimize.registry import find_target
 from optimize.targets.openvino import description
 from optimize.targets.openvino.description import Body
 from optimize.targets.openvino.reading import check_ir, ends_of, read_model
@@ -186,8 +188,13 @@ def test_a_download_cache_of_links_is_one_folder(honest: Path, tmp_path: Path) -
     (tmp_path / "snapshot").mkdir()
     spoilt(honest, tmp_path / "blobs", str)
     for name in ("m.xml", "m.bin"):
-        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
-    check_ir(tmp_path / "snapshot" / "m.xml")
+        (tmp_path / "blobs" / name).rename(tmp_path / "blobs" / name[-3:])  # as those of Hugging Face are digests
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name[-3:])
+    link = tmp_path / "snapshot" / "m.xml"
+    check_ir(link)
+    assert ends_of(link) == ends_of(honest)
+    with Fleet([find_target("openvino").open(link)], threads=1) as fleet:
+        assert len(fleet.sessions) == 1
 
 
 @pytest.mark.parametrize(("trips", "message"), [(2**40, "may run 1099511627776 rounds"), (-1, "has no last round")])

@@ -261,6 +261,24 @@ def test_a_commit_keeps_others_from_its_folder_and_from_those_above(tmp_path: Pa
     assert all(can_hold(folder, False) for folder in (inner, *inner.parents[:2]))
 
 
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_a_folder_that_takes_new_names_alone_is_as_it_was(tmp_path: Path) -> None:
+    """As ``chattr +a`` makes one: what is put there can be neither replaced nor taken away again."""
+    out = tmp_path / "out"
+    run(out, "1")
+    (out / "a.onnx").unlink()
+    if subprocess.run(["chattr", "+a", out], capture_output=True).returncode:
+        pytest.skip("this file system has no such attribute")
+    try:
+        with pytest.raises(Refused, match="not permitted"):
+            run(out, "2")
+        assert os.listdir(out) == ["report.json"] and (out / "report.json").read_text() == "1"
+    finally:
+        subprocess.run(["chattr", "-a", out], check=True)
+    fail(out)
+    assert not hidden(out)
+
+
 def test_moves_that_were_all_made_are_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     run(out, "1")

@@ -25,6 +25,7 @@ from optimize.frontend_graphs import ForeignGraph
 from optimize.regular import shown
 from optimize.targets.onnx.runner import import_runtime, open_session, session_options
 from optimize.targets.onnx.torch_operators import OPERATORS, OnnxCall, Unknown, apply, as_tensor, torch_type
+from optimize.targets.onnx.untrusted.tensors import load_outside
 
 _NO_OPSET_BEFORE = 9
 #: The names of ONNX's own domain.
@@ -70,7 +71,9 @@ class OnnxGraph(ForeignGraph):
         graph_ = self._model.graph
         self._names = {name for node in graph_.node for name in node.output}
         self._names |= {entry.name for entry in (*graph_.input, *graph_.initializer)}
-        stored = {tensor.name: numpy_helper.to_array(tensor, str(path.parent)) for tensor in graph_.initializer}
+        attributes = (attribute.t for node in graph_.node for attribute in node.attribute)
+        load_outside((*graph_.initializer, *attributes), path.parent)
+        stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph_.initializer}
         stored |= {each.values.name: np.array(each, object) for each in graph_.sparse_initializer}
         self._inputs = [entry for entry in graph_.input if entry.name not in stored]
         self._outputs = [entry.name for entry in graph_.output]

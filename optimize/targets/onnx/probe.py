@@ -23,6 +23,7 @@ from optimize.targets.base import Probing
 from optimize.targets.onnx.coverage import is_integer
 from optimize.targets.onnx.reading import read_checked
 from optimize.targets.onnx.runner import feed_of, import_runtime, keep_optimized, open_session, run_of, session_options
+from optimize.targets.onnx.untrusted.tensors import load_outside
 from optimize.targets.onnx_graph.export import FileNames
 from optimize.targets.probe import Calls, Probe, Run, TimedKernel, attribute, calls_of
 
@@ -172,7 +173,7 @@ def onnx_costs(path: Path, inputs: Sequence[np.ndarray]) -> Costs:
     Values whose shape ONNX cannot infer count no bytes.
     """
     model = read_checked(path, trust=True)  # what it asks for was judged when it was opened
-    onnx.load_external_data_for_model(model, str(path.parent))
+    load_outside(model.graph.initializer, path.parent)
     for entry, array in zip(model.graph.input, inputs, strict=False):
         for dim, size in zip(entry.type.tensor_type.shape.dim, array.shape, strict=True):
             dim.dim_value = size

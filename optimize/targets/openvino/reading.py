@@ -89,7 +89,7 @@ def ends_of(path: Path, *, trust: bool = False) -> Ends:
     """
     answer = sandbox.call(
         "optimize.targets.openvino.reading:read_ends",
-        {"path": str(path.resolve())},
+        {"path": str(path.absolute())},
         about=f"'{shown(path)}'",
         limits=sandbox.ChildLimits.of([path, path.with_suffix(".bin")]),
         confined=not trust,

@@ -37,7 +37,7 @@ def specs_of(path: Path, *, trust: bool = False) -> Specs:
         return read_specs(path)
     answer = sandbox.call(
         "optimize.targets.tensorrt.reading:tell_specs",
-        {"path": str(path.resolve())},
+        {"path": str(path.absolute())},
         about=f"'{shown(path)}'",
         limits=replace(sandbox.ChildLimits.of([path]), memory_bytes=None),  # a GPU's memory is reserved, too
     )

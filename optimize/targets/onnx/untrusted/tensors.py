@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from google.protobuf.message import Message
@@ -167,6 +167,18 @@ def _check_outside(tensor: TensorProto, kind: str, folder: _Folder) -> None:
     _require(length, need, "bytes", tensor)
     if offset + need > size:
         raise Refused(f"its data ends at byte {offset + need} of '{shown(entries['location'])}', which has {size}.")
+
+
+def load_outside(tensors: Iterable[TensorProto], folder: Path) -> None:
+    """Read into checked tensors what lies in files beside theirs; links are followed, as onnx's own reader does not."""
+    for tensor in tensors:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            entries, need = _entries(tensor), _bytes_of(tensor, _kind(tensor))
+            with (folder / entries["location"]).open("rb") as file:
+                file.seek(_number(entries, "offset", 0))
+                tensor.raw_data = file.read(need)
+            tensor.ClearField("external_data")
+            tensor.data_location = TensorProto.DEFAULT
 
 
 def _entries(tensor: TensorProto) -> Mapping[str, str]:
