@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimize.errors import OptimizeError, Refused, UsageError, first_line
+from optimize.errors import OptimizeError, Refused, TargetUnavailable, UsageError, first_line
 from optimize.registry import find_target
 from optimize.regular import shown
 from optimize.targets.arrays import element_type
@@ -222,6 +222,7 @@ def agreed_inputs(
 
     Raises:
         Refused: They do not take the same inputs, or an input without a batch.
+        TargetUnavailable: None says what it takes, and one cannot be opened here.
         UsageError: Nothing says what they take, or a size is left free.
     """
     from optimize.data.preprocessing import numbers_of, of_inside
@@ -249,6 +250,8 @@ def agreed_inputs(
     if not known:
         if any(subject.artifact.outputs and not subject.artifact.inputs for subject in subjects):
             raise Refused("The files take no inputs: they answer the same whatever is asked.")
+        if lost := next((subject for subject in subjects if subject.missing), None):
+            raise TargetUnavailable(f"'{lost.artifact.path}' cannot run on this machine: {lost.missing}.")
         raise UsageError("No file says what it takes.", hint="Give --input-shape, such as 3,224,224.")
     specs = [functools.reduce(_merged, entries) for entries in zip(*known, strict=True)]
     scalar = next((spec for spec in specs if not spec.shape), None)

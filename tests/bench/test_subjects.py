@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import optimize
-from optimize.errors import Refused, UsageError
+from optimize.errors import Refused, TargetUnavailable, UsageError
 from optimize.measure.openers import Opening
 from optimize.measure.subjects import MODULE, Subject, agreed_inputs, agreed_pair, preparation
 from optimize.targets.base import Artifact, TensorSpec
@@ -54,6 +54,8 @@ def test_every_form_is_told_apart(folder: Path, opening: Opening, monkeypatch: p
     filled = agreed_inputs(subjects, None)
     assert [subject.artifact.inputs[0].shape[1:] for subject in filled[:4]] == [(4,)] * 4
     assert filled[3].places == (0,) and filled[4].places == ()
+    with pytest.raises(TargetUnavailable, match=r"net\.engine' cannot run on this machine: no GPU\."):
+        agreed_inputs(subjects[4:], None)
 
 
 def test_a_factory_is_named_as_it_is_written(opening: Opening) -> None:
