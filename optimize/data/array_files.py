@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import weakref
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,7 @@ class Rows:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         self._path, self._offset, self._file = path, offset, path.open("rb", buffering=0)
         self._alone = threading.Lock()
+        weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
         return self.shape[0]

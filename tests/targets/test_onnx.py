@@ -335,6 +335,7 @@ def test_availability_names_the_versions(target: Onnx) -> None:
 
 SORTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "all": lambda values, places: (values, places),
+    "a number": lambda values, places: values + torch.sort(values.sum(), dim=-1, stable=True)[0],
     "the places alone": lambda values, places: places,
     "the last": lambda values, places: (values[:, -2:], places[:, -2:]),
     "more of one": lambda values, places: (values[:, :3], places[:, :2]),

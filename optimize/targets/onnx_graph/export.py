@@ -334,12 +334,14 @@ def _with_tops(program: Program) -> Program:
     copy = program.clone()
     for node in graph.calls(copy.graph, _SORT):
         value, dim, is_falling = (graph.argument(node, name) for name in ("self", "dim", "descending"))
-        dims, length = value.meta["val"].dim(), value.meta["val"].shape[dim]
+        shape = value.meta["val"].shape
+        dims, length = len(shape), shape[dim] if shape else None
         read = [reader for part in node.users for reader in part.users]
         cuts = {str(cut.args[1:]) if graph.is_call(cut, aten.slice.Tensor) else "" for cut in read}
-        axis, start, end, step = read[0].args[1:] if len(cuts) == 1 and "" not in cuts else (0, None, None, None)
-        is_top = axis % dims == dim % dims and start == 0 and step == 1 and isinstance(length, int)
-        if is_top and isinstance(end, int) and 0 < end <= length:
+        taken: tuple[Any, ...] = read[0].args[1:] if len(cuts) == 1 and "" not in cuts else (0, None, None, None)
+        axis, start, end, step = taken
+        is_first = start == 0 and step == 1 and isinstance(end, int) and isinstance(length, int) and 0 < end <= length
+        if is_first and axis % dims == dim % dims:
             node.target, node.args = aten.topk.default, (value, end, dim, is_falling, True)
             for cut in read:
                 cut.replace_all_uses_with(cast(fx.Node, cut.args[0]))
