@@ -2,7 +2,8 @@
 
 The double of a file is a hard link: the same file under a second name. The double of a folder is a folder of hard
 links. Once the new folder is in place, original folders go back where their doubles stand in for them: programs that
-work inside them, and runs that have such a folder for their ``--out``, never notice.
+work inside them never notice, and runs into such a folder wait. What somebody removes from one in that moment, some
+milliseconds, may come back.
 
 Whoever else may write where these folders lie can put a link in one's place at any time. So a folder is opened first,
 and what is done in it is done in what was opened (``inside``).
