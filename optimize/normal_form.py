@@ -279,9 +279,10 @@ def _normalize_taken(node: fx.Node) -> None:
     ``[T, N, 3, C]``, ``[3, T, N, C]``.
     """
     taker = cast(fx.Node, node.args[0]) if node.target is operator.getitem else node
-    if not graph.is_call(taker, aten.select.int, aten.unbind.int):
+    index = node.args[-1]
+    if not graph.is_call(taker, aten.select.int, aten.unbind.int) or not isinstance(index, int):
         return
-    value, index = cast(fx.Node, taker.args[0]), cast(int, node.args[-1])
+    value = cast(fx.Node, taker.args[0])
     axes: list[int | None] = list(range(value.meta["val"].dim()))
     axes.append(axes.pop(cast(int, graph.argument(taker, "dim"))))  # here the one that is taken comes last
     while graph.is_call(value, *ops.TRANSPOSES, aten.squeeze.dim, aten.unsqueeze.default):

@@ -405,6 +405,13 @@ def test_a_tiff_in_more_pieces_than_pictures_have_is_refused_early(
         open_data(tmp_path, inputs=(RAW,))
 
 
+@pytest.mark.parametrize("content", [b"II", b"II*\0\xff\xff\xff\xff", b"II+\0\x08\0\0\0" + b"\xff" * 8, b"MM\0*\0\0"])
+def test_a_tiff_that_is_cut_off_is_called_so(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(content)
+    with pytest.raises(Refused, match=r"a\.tif' cannot be read as an image: it is cut off"):
+        whole(open_data(tmp_path, inputs=(RAW,)))
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

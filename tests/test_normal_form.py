@@ -308,6 +308,21 @@ def test_a_part_of_the_last_axis_that_was_split_is_a_slice_of_it_and_no_other(fo
     assert bool(taken) == (form in KEPT)
 
 
+def test_a_part_whose_place_is_computed_is_taken_as_it_was() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).reshape(x.shape[0], 5, 3, 4).select(2, x.shape[0] % 3)
+
+    net, x = Chosen().eval(), torch.randn(4, 5, 6)
+    program = optimize.capture(net, (x,))
+    for batch in (x, x[:2]):
+        assert torch.allclose(program(batch), net(batch), atol=1e-6)
+
+
 def test_a_reshape_that_parts_no_heads_is_left_as_it_is() -> None:
     class Mixed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -184,6 +184,8 @@ def _check_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np
     shape, is_turned, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("Python objects")
+    if dtype.subdtype is not None:
+        raise ValueError(f"its elements of type {dtype} are arrays themselves")
     if not dtype.itemsize:
         raise ValueError(f"its elements of type {dtype} hold nothing")
     if len(shape) > _MOST_AXES or any(type(length) is not int or not 0 <= length < 2**63 for length in shape):

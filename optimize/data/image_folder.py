@@ -40,7 +40,7 @@ _READS, _BYTES_A_READ, _HEADER_BYTES = 20_000, 64, 32 << 20
 _MOST_RUNS = 1 << 24
 #: How a TIFF begins and writes numbers, what says that it is a large one, its tags for the places of strips and of
 #: tiles, and how many of them are read.
-_ORDERS, _BIG_TIFF, _PIECES, _MOST_PIECES = {b"II": "<", b"MM": ">"}, 43, (273, 324), 1 << 16
+_ORDERS, _BIG_TIFF, _PIECES, _MOST_PIECES = {b"II": "<", b"MM": ">"}, b"+", (273, 324), 1 << 16
 #: Ways of TIFF to pack a fax: black and white alone, and its decoder prints a line to the terminal for each bad one.
 _FAX = ("tiff_ccitt", "group3", "group4")
 #: Modes of grey in 16 or 32 bits: PIL would make white of whatever is above 255.
@@ -119,10 +119,13 @@ def _refuse_pieces(content: bytes) -> None:
     """
     if content[:2] not in _ORDERS:
         return
-    order, big = _ORDERS[content[:2]], content[2] == _BIG_TIFF
+    order, big = _ORDERS[content[:2]], content[2:3] == _BIG_TIFF
     address, number, entry = (order + form for form in (("Q", "Q", "HHQ8x") if big else ("L", "H", "HHL4x")))
-    (start,) = struct.unpack_from(address, content, 8 if big else 4)
-    (count,) = struct.unpack_from(number, content, start)
+    try:
+        (start,) = struct.unpack_from(address, content, 8 if big else 4)
+        (count,) = struct.unpack_from(number, content, start)
+    except (struct.error, OverflowError):
+        raise ValueError("it is cut off") from None
     start, size = start + struct.calcsize(number), struct.calcsize(entry)
     table = content[start : start + size * min(count, (len(content) - start) // size)]
     pieces = max((many for tag, _, many in struct.iter_unpack(entry, table) if tag in _PIECES), default=0)

@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from optimize import keeping
-from optimize.errors import Refused
+from optimize.errors import OptimizeError, Refused
 from optimize.files import RECORD, refusal, refusing, write_text
 from optimize.files import check as check_file
 from optimize.regular import read_bytes, shown
 from optimize.sealing import seal
 from optimize.transaction import system
 from optimize.transaction.doubles import (
-    NOTE,
     Stamp,
     double,
     give_back,
@@ -42,7 +41,6 @@ from optimize.transaction.doubles import (
     is_folder,
     merge,
     opened,
-    read_sealed,
     remove_tree,
     stamp,
 )
@@ -59,8 +57,10 @@ _HINT = "Choose another --out."
 _TELLING = (".yaml", ".jsonl")
 #: ``foreign`` is where a confined process makes files: what is taken from there it cannot reach any more.
 FOLDERS = ("new", "old", "replaced", "foreign")
-#: What the note says of a transaction.
-NOTED = ("mark", "made", "doubles", "stale", "moving")
+#: What the note says of a transaction, and its file.
+NOTED, NOTE = ("mark", "made", "doubles", "stale", "moving"), "transaction.json"
+#: Bytes that a note of a folder of a hundred thousand files has at most.
+_LONGEST_NOTE = 64 << 20
 
 
 @contextmanager
@@ -481,20 +481,22 @@ class Transaction:
 def _alone(out: Path) -> Iterator[bool]:
     """Keep others from committing into a folder, what holds it, and what is above; yield whether that worked out.
 
-    From the top on, so that of two that wait for each other none has what the other wants.
+    From the top on, so that of two that wait for each other none has what the other wants; all waiting for strangers
+    together takes no longer than for one.
     """
+    until = time.monotonic() + system.PATIENCE_S
     with ExitStack() as stack:
         for folder in reversed(out.parents[1:]):
-            stack.enter_context(system.locked(folder, shared=True))
-        alone = stack.enter_context(system.locked(out.parent))
-        stack.enter_context(system.locked(out))
+            stack.enter_context(system.locked(folder, until - time.monotonic(), shared=True))
+        alone = stack.enter_context(system.locked(out.parent, until - time.monotonic()))
+        stack.enter_context(system.locked(out, until - time.monotonic()))
         yield alone
 
 
 def _settle_above(out: Path) -> None:
     """Settle what dead runs into folders above one have left: what is there may be a double, with the folder aside."""
     for folder in reversed(out.parents):
-        if any(system.hidden(folder)):
+        if any(is_folder(path) and read_note(path, folder) for path in system.hidden(folder)):
             with _alone(folder) as alone:
                 if alone:
                     _settle_dead(folder)
@@ -559,9 +561,9 @@ def read_note(path: Path, out: Path) -> dict[str, Any] | None:
         return None
     if not os.path.lexists(path / NOTE):
         return {}
-    found = read_sealed(path) or {}
-    with suppress(OSError, KeyError, TypeError):
-        is_own = found["home"] == os.lstat(path).st_ino
+    with suppress(OptimizeError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = dict(json.loads(read_bytes(path / NOTE, most_bytes=_LONGEST_NOTE)))
+        is_own = found.pop("seal") == seal(json.dumps(found)) and found["home"] == os.lstat(path).st_ino
         said = {name: found[name] for name in NOTED}
         names = (*said["doubles"], *said["stale"], *said["moving"])
         if is_own and _are_plain(names) and {*map(str, out.parents)} >= {*said["made"]}:

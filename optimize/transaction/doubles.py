@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-import json
 import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from optimize.errors import OptimizeError
 from optimize.regular import read_bytes
 from optimize.sealing import seal
 from optimize.transaction.system import TOKEN, UNSUPPORTED, exchange, link, rename_to_absent
 
-#: The note in a hidden folder, and the bytes that one of a folder of a hundred thousand files has at most.
-NOTE, _LONGEST_NOTE = "transaction.json", 64 << 20
+#: What says of a double of another run's hidden folder that it is one, whatever becomes of that run meanwhile.
+_DOUBLE, _SEAL_BYTES = ".double", 64
 #: Inode and, of a file, when it was last written to (ns).
 Stamp = list[int]
 #: Names of what this process has open, which lead to the thing itself (Linux), and how a folder is opened for them:
@@ -95,7 +93,9 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
             with inside(twin) as place:  # as many are open as in `merge`: what is nested too deeply fails here already
                 if place is None:
                     raise _not_a_folder(twin)
-                for name in sorted({*os.listdir(folder)}.difference(without), key=NOTE.__ne__):  # the note first
+                if _is_hidden(original):
+                    _mark(place)
+                for name in set(os.listdir(folder)).difference(without):
                     with suppress(FileNotFoundError):  # its owner has removed it just now
                         double(folder / name, place / name, links=links)
                 _own_alike(folder, place, follow=True)
@@ -142,7 +142,7 @@ def give_back(old: Path, out: Path, mark: Stamp, doubles: Mapping[str, Stamp | N
         for name, twin in doubles.items():
             if stamp(target / name) == twin:  # runs that have ended meanwhile have left none that is given back
                 for path, below, _ in os.walk(target / name):
-                    if _is_of_a_run(Path(path)):
+                    if _is_double(Path(path)):
                         below.clear()
                         remove_tree(Path(path))
     os.rmdir(old)
@@ -154,7 +154,10 @@ def merge(source: Path, target: Path) -> None:
     Raises:
         OSError: Something cannot be moved; it stays where it is.
     """
-    if _is_of_a_run(source):
+    if _is_double(target) and is_folder(source):  # they could not be exchanged
+        merge(target, source)
+    elif _is_double(source):
+        os.unlink(source / _DOUBLE)
         with suppress(FileNotFoundError):  # the run has ended meanwhile
             _merge(source, target)
         remove_tree(source)
@@ -178,22 +181,24 @@ def _merge(source: Path, target: Path) -> None:
             os.unlink(source)
 
 
-def read_sealed(folder: Path) -> dict[str, Any] | None:
-    """Return the note in a hidden folder that this user has sealed, for this folder or another; None without one."""
-    with suppress(OptimizeError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = dict(json.loads(read_bytes(folder / NOTE, most_bytes=_LONGEST_NOTE)))
-        return found if found.pop("seal") == seal(json.dumps(found)) else None
-    return None
+def _is_hidden(folder: Path) -> bool:
+    """Say whether a name is that of a run's hidden folder."""
+    return fnmatch.fnmatchcase(folder.name, f".*.optimize-{TOKEN}")
 
 
-def _is_of_a_run(folder: Path) -> bool:
-    """Say whether a folder is the double of another run's hidden folder: the note in it, if any, is the original's."""
-    if not (fnmatch.fnmatchcase(folder.name, f".*.optimize-{TOKEN}") and is_folder(folder)):
-        return False
-    if not os.path.lexists(folder / NOTE):
-        return not any(files for _, _, files in os.walk(folder))
-    said = read_sealed(folder)
-    return said is not None and said.get("home") != os.lstat(folder).st_ino
+def _mark(twin: Path) -> None:
+    """Say of a double that it is one, sealed by this user, so that nobody else can; nothing without a secret."""
+    said = str(os.stat(twin).st_ino)
+    if (mark := seal(said)) == seal(said):
+        (twin / _DOUBLE).write_text(mark)
+
+
+def _is_double(folder: Path) -> bool:
+    """Say whether a folder is the double of another run's hidden folder."""
+    with suppress(OptimizeError, OSError):
+        mark = read_bytes(folder / _DOUBLE, most_bytes=_SEAL_BYTES) if _is_hidden(folder) and is_folder(folder) else b""
+        return mark == seal(str(os.lstat(folder).st_ino)).encode()
+    return False
 
 
 def remove_tree(folder: Path) -> None:

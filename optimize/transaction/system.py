@@ -111,18 +111,18 @@ def hold(folder: Path, patience_s: float = 0.0, *, shared: bool = False) -> int 
 
 
 @contextmanager
-def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
+def locked(folder: Path, patience_s: float | None = None, *, shared: bool = False) -> Iterator[bool]:
     """Keep others from committing into ``folder`` meanwhile, or into what holds it; yield whether that worked out.
 
     Without the lock two commits still lose nothing: all that one moves is moved in single steps, and what the other
     changes meanwhile counts as changed by the user.
     """
-    descriptor = None
+    descriptor, patience_s = None, PATIENCE_S if patience_s is None else patience_s
     with suppress(OSError):
         try:
-            descriptor = hold(folder, PATIENCE_S, shared=shared)
+            descriptor = hold(folder, patience_s, shared=shared)
         except BlockingIOError:
-            if _is_under_way(folder):
+            if patience_s > 0 and _is_under_way(folder):
                 descriptor = hold(folder, UNDER_WAY_S, shared=shared)
     try:
         yield descriptor is not None
@@ -145,8 +145,17 @@ def hidden(out: Path) -> list[Path]:
 
 
 def _is_under_way(folder: Path) -> bool:
-    """Say whether a commit into a folder, or one that holds it, is under way, or was when its process was killed."""
-    return any(os.path.lexists(path / "replaced") for place in (folder, *folder.parents) for path in hidden(place))
+    """Say whether a commit into a folder, or one that holds it, is under way: this user's, by a process that lives."""
+    for path in (path for place in (folder, *folder.parents) for path in hidden(place)):
+        with suppress(OSError):
+            if os.lstat(path).st_uid == getattr(os, "geteuid", int)() and os.path.lexists(path / "replaced"):
+                try:
+                    lock = hold(path)
+                except BlockingIOError:
+                    return True
+                if lock is not None:
+                    os.close(lock)
+    return False
 
 
 def is_mounted(folder: Path) -> bool:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,8 +154,15 @@ def test_what_is_called_as_hidden_folders_are_and_is_none_stays(way: str, tmp_pa
         (place / "new").mkdir(parents=True)
         (place / "new" / "kept").write_text("theirs")
     (places[-1] / "transaction.json").write_text('{"home": 1, "seal": "none"}')
+    commit.write_note(places[0], {"mark": [0, 0]})  # as of a killed run that was copied with all else, to another inode
+    copied = out / "data" / ".copied.optimize-00000000"
+    shutil.copytree(places[0], copied)
+    (out / ".linked.optimize-00000000").mkdir()
+    (out / ".linked.optimize-00000000" / "new").symlink_to("..")
+    places.append(copied)
     run(out, "2")
     assert found(out) == "2" and all((place / "new" / "kept").read_text() == "theirs" for place in places)
+    assert os.readlink(out / ".linked.optimize-00000000" / "new") == ".." and not list(out.rglob(".double"))
     check_belongings(out)
 
 

@@ -522,7 +522,7 @@ def test_a_note_that_never_ends_is_not_read(
         os.mkfifo(note)
     else:
         note.write_text(" " * 2000)
-        monkeypatch.setattr(doubles, "_LONGEST_NOTE", 1000)
+        monkeypatch.setattr(commit, "_LONGEST_NOTE", 1000)
     with staging(out) as folder:
         (folder / "result").write_text("new")
     assert (out / "result").read_text() == "new" and os.path.lexists(note)

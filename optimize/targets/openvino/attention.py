@@ -118,12 +118,17 @@ def _packed(total: ir.Node) -> _Packed | None:
 
 def _reader_of(value: ir.Value) -> ir.Node | None:
     """Return the product that alone reads a value, reordered and scaled as it may be."""
-    while not value.is_graph_output() and len(after := readers(value)) == 1:
+    while not value.is_graph_output() and len(after := _readers(value)) == 1:
         is_scaled = after[0].op_type in ("Mul", "Div") and any(scalar(each) is not None for each in after[0].inputs)
         if after[0].op_type not in PERMUTATIONS and not is_scaled:
             return after[0] if after[0].op_type == "MatMul" else None
         value = after[0].outputs[0]
     return None
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that read more of a value than how large it is."""
+    return [node for node in readers(value) if node.op_type != "Shape"]
 
 
 def _in_heads(product: ir.Node, total: ir.Node, reshape: ir.Node, width: int) -> _Packed | None:
@@ -147,11 +152,13 @@ def _thirds(value: ir.Value, axis: int, width: int) -> tuple[ir.Value, ...] | No
     found = dict[int, ir.Value]()
     for node in readers(value):
         if node.op_type == "Split" and node.attributes.get_int("axis", 0) == axis:
-            is_even = all(part.shape is not None and part.shape[axis] == width for part in node.outputs)
-            found.update({place * width: part for place, part in enumerate(node.outputs) if is_even})
+            parts = {place * width: part for place, part in enumerate(node.outputs)}
+            if found or any(part.shape is None or part.shape[axis] != width for part in node.outputs):
+                return None
+            found.update(parts)
         elif node.op_type == "Slice" and len(node.inputs) > 3:
             start, stop, along, *steps = map(scalar, node.inputs[1:])
-            if start is None or stop is None or along != axis or steps not in ([], [1]):
+            if start is None or stop is None or along != axis or steps not in ([], [1]) or start in found:
                 return None
             found[int(start)] = node.outputs[0]
             if min(stop, len(_PARTS) * width) != start + width:
