@@ -96,7 +96,7 @@ class Mean(nn.Module):
 
 
 def programs(name: str) -> tuple[Sequence[Program], Tensor]:
-    """Return a network as it stands and with the one call, and its data."""
+    """Return a network as it stands and with the one call, or in timm's form and in another, and its data."""
     net, data = network("vit" if name in FORMS else name)
     if name in FORMS:
         before = optimize.capture(net, (data[:2],))

@@ -31,19 +31,9 @@ from optimize.errors import OptimizeError, Refused
 from optimize.files import RECORD, refusal, refusing, write_text
 from optimize.files import check as check_file
 from optimize.regular import read_bytes, shown
-from optimize.sealing import seal
+from optimize.sealing import is_own, seal
 from optimize.transaction import system
-from optimize.transaction.doubles import (
-    Stamp,
-    double,
-    give_back,
-    inside,
-    is_folder,
-    merge,
-    opened,
-    remove_tree,
-    stamp,
-)
+from optimize.transaction.doubles import Stamp, double, give_back, inside, is_folder, merge, opened, remove_tree, stamp
 
 #: Another run that fails may take the folders away that it had made, just before this one uses them.
 _ATTEMPTS = 10
@@ -510,7 +500,7 @@ def _settle_dead(out: Path) -> None:
     """
     for path in system.hidden(out):
         with suppress(OSError):
-            if is_folder(path) and os.lstat(path).st_uid == getattr(os, "geteuid", int)():  # 0 on Windows
+            if is_folder(path) and is_own(os.lstat(path)):
                 lock = system.hold(path)
                 if lock is None:
                     continue

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from optimize.sealing import is_own
+
 try:
     import fcntl
 except ImportError:  # Windows: nobody waits there, and nothing is ever taken for dead
@@ -148,7 +150,7 @@ def _is_under_way(folder: Path) -> bool:
     """Say whether a commit into a folder, or one that holds it, is under way: this user's, by a process that lives."""
     for path in (path for place in (folder, *folder.parents) for path in hidden(place)):
         with suppress(OSError):
-            if os.lstat(path).st_uid == getattr(os, "geteuid", int)() and os.path.lexists(path / "replaced"):
+            if is_own(os.lstat(path)) and os.path.lexists(path / "replaced"):
                 try:
                     lock = hold(path)
                 except BlockingIOError:

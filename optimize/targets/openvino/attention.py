@@ -152,17 +152,16 @@ def _thirds(value: ir.Value, axis: int, width: int) -> tuple[ir.Value, ...] | No
     found = dict[int, ir.Value]()
     for node in readers(value):
         if node.op_type == "Split" and node.attributes.get_int("axis", 0) == axis:
-            parts = {place * width: part for place, part in enumerate(node.outputs)}
             if found or any(part.shape is None or part.shape[axis] != width for part in node.outputs):
                 return None
-            found.update(parts)
+            found = {place * width: part for place, part in enumerate(node.outputs)}
         elif node.op_type == "Slice" and len(node.inputs) > 3:
             start, stop, along, *steps = map(scalar, node.inputs[1:])
             if start is None or stop is None or along != axis or steps not in ([], [1]) or start in found:
                 return None
-            found[int(start)] = node.outputs[0]
             if min(stop, len(_PARTS) * width) != start + width:
                 return None
+            found[int(start)] = node.outputs[0]
         else:
             return None
     starts = [place * width for place in range(len(_PARTS))]
