@@ -181,8 +181,14 @@ def _export(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     free: Dimensions,
-    most: int = MAX_BATCH,
+    most: int | None = None,
 ) -> torch.export.ExportedProgram:
+    shapes = [value.shape for value in pytree.tree_leaves((args, kwargs))]
+    if most is None:  # examples may be more than that: all rows of a table
+        held = [
+            shape[dim] for names, shape in zip(free.names, shapes, strict=True) for dim in names if names[dim] == BATCH
+        ]
+        most = max([MAX_BATCH, *held])
     batch, size = torch.export.Dim(BATCH, min=1, max=most), torch.export.Dim.DYNAMIC
     dims = [{dim: batch if name == BATCH else size for dim, name in names.items()} for names in free.names]
     spec = pytree.tree_structure((args, kwargs))
@@ -195,7 +201,6 @@ def _export(
     bound = re.search(r"batch = Dim\('batch',.* max=(\d+)\)", str(failure))
     if bound and int(bound[1]) < most:  # a table of that many rows, for example
         return _export(module, args, kwargs, free, int(bound[1]))
-    shapes = [value.shape for value in pytree.tree_leaves((args, kwargs))]
     raise explain_refusal(failure, free, bindings, shapes) from failure
 
 

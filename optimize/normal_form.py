@@ -195,6 +195,8 @@ def _normalize_call(module: fx.GraphModule, node: fx.Node) -> None:
         node.target, node.args = aten.reshape.default, (node.args[0], sizes)
     elif node.target in _BATCH_NORMS:
         _normalize_batch_norm(module, node)
+    elif node.target in ops.AVERAGE_POOLS[1:] and graph.argument(node, "divisor_override"):
+        _normalize_divisor(module, node)
     elif node.target in _POOLS and graph.argument(node, "ceil_mode"):
         _normalize_pool(module, node)
     elif node.target in _SAME_CONVOLUTIONS:
@@ -424,6 +426,31 @@ def _normalize_pool(module: fx.GraphModule, node: fx.Node) -> None:
         around = [size + 2 * pad for size, pad in zip(sizes[-dims:], padding, strict=False)]
         if any(widths) and _pools_as(node, [*sizes[:-dims], *around], [*arguments[:2], [0] * dims, *arguments[3:]]):
             node.args = (_padded(module, node, widths), *arguments[:2], [0] * dims, *arguments[3:])
+
+
+def _normalize_divisor(module: fx.GraphModule, node: fx.Node) -> None:
+    """Write a pool that divides by a number of its own as a mean over whole windows, and a factor: runtimes have none.
+
+    Windows that ``ceil_mode`` adds are whole once there are zeros as far as they reach; of a free size nobody knows.
+    """
+    x, kernel, stride, padding, rounds_up, _, divisor = cast(tuple[Any, ...], node.args)
+    dims = ops.SPATIAL_AXES[node.target]
+    kernel, stride, padding = (
+        [*each] * (dims if len(each) == 1 else 1) for each in (kernel, stride or kernel, padding)
+    )
+    sizes, made = (each.meta["val"].shape[-dims:] for each in (x, node))
+    if rounds_up and not all(isinstance(size, int) for size in sizes):
+        return
+    over = [
+        max(0, (n - 1) * step + width - size - 2 * pad) if rounds_up else 0
+        for n, step, width, size, pad in zip(made, stride, kernel, sizes, padding, strict=True)
+    ]
+    widths = [side for pad, more in zip(reversed(padding), reversed(over), strict=True) for side in (pad, pad + more)]
+    x = _padded(module, node, widths) if any(widths) else x
+    with module.graph.inserting_before(node):
+        mean = module.graph.call_function(node.target, (x, kernel, stride, [0] * dims, False, True, None))  # type: ignore[arg-type]
+        _stand_in(module, node, module.graph.call_function(aten.mul.Tensor, (mean, math.prod(kernel) / divisor)))
+    mean.meta = dict(node.meta)
 
 
 def _padded(module: fx.GraphModule, node: fx.Node, widths: Sequence[int]) -> fx.Node:

@@ -13,6 +13,7 @@ import torch
 from optimize.distances import output_error
 from optimize.errors import UsageError, VerificationFailed, attributed, is_foreign, require
 from optimize.invariants import EXACT_TOLERANCE, allowed_errors
+from optimize.named import free_name
 from optimize.passes.base import Exactness, Outcome, Pass, Stage
 from optimize.program import CAPTURE_FIRST, Program, Stats
 from optimize.progress import Progress, heard_by, silent, tell
@@ -225,7 +226,8 @@ class Variant:
     """One program to export: in float, or in the precision of one pass.
 
     Attributes:
-        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``.
+        precision: ``float32``, ``float16``, ``bfloat16`` or a quantization plan's, such as ``int8``; ``int8_1`` where
+            a second pass makes another.
         steps: The passes that made it from the program before (the shared ones belong to the float variant).
         targets: Names of those it is for, where integers mean something else to the others of the run; empty for all.
     """
@@ -272,12 +274,20 @@ def transform(
             for suited, names in _suited(chain, start.targets or targets):
                 with heard_by(tell):
                     trace = Pipeline(suited).run(start.program)
-                made.append(Variant(trace.program.precision, trace.program, trace.steps, names or start.targets))
+                wanted = names or start.targets
+                precision = _told_apart(trace.program.precision, variants, wanted)
+                made.append(Variant(precision, trace.program, trace.steps, wanted))
         if made[0].steps[-1].outcome.rewrites:
             variants += made
         else:  # the step says why, and there is no file to add
             variants[0] = replace(variants[0], steps=(*variants[0].steps, made[0].steps[-1]))
     return variants
+
+
+def _told_apart(precision: str, variants: Sequence[Variant], targets: Sequence[str]) -> str:
+    """Return a precision as its files are called: with a number where another variant for one target has it."""
+    beside = [variant for variant in variants if not (targets and variant.targets) or {*targets} & {*variant.targets}]
+    return free_name(precision, {variant.precision for variant in beside})
 
 
 def _suited(chain: Sequence[Pass], targets: Sequence[str]) -> list[tuple[list[Pass], tuple[str, ...]]]:

@@ -191,7 +191,10 @@ class Program:
 
     def tell_bounds(self, asked: Mapping[str, FreeSize]) -> list[str]:
         """Return what is to be said of the largest sizes that the model takes, but for those that are asked."""
-        known = {BATCH: MAX_BATCH, **{name: size.most for name, size in asked.items() if size.most is not None}}
+        known = {
+            BATCH: max(MAX_BATCH, self.samples),
+            **{name: size.most for name, size in asked.items() if size.most is not None},
+        }
         return [
             f"'{name}' may be {size.most} at most: beyond, it fails or computes otherwise, and no file checks it."
             for name, size in self.free.items()

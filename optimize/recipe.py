@@ -160,7 +160,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     passes: tuple[PassEntry, ...] = Field(default=(), max_length=MOST_PASSES)
-    targets: tuple[str, ...] = ()
+    targets: Annotated[tuple[str, ...], AfterValidator(lambda names: tuple(dict.fromkeys(names)))] = ()
     target_options: dict[str, dict[str, Any]] = {}
     calib: str | None = None
     eval: str | None = None

@@ -379,7 +379,7 @@ def export_file(program: Program, precision: str, target: Target, path: Path, te
     tell(phase, 0.0)
     try:
         with heard_by(lambda _, share: tell(phase, share)):
-            return Export(target.name, precision, program, target.write(program, path))
+            return Export(target.name, precision, program, replace(target.write(program, path), precision=precision))
     except (Refused, TargetUnavailable, VerificationFailed) as error:
         return Export(target.name, precision, program, error=error)
 

@@ -167,6 +167,12 @@ def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
         assert ("Channels seem to be last" in caught.value.hint) is told
 
 
+def test_examples_may_be_more_than_a_batch_is_bounded_by() -> None:
+    program = optimize.capture(nn.Linear(3, 2).eval(), (torch.randn(5000, 3),))
+    assert program.batch == 5000 and program.free["batch"].most == 5000 and not program.notes
+    assert program.sample(2)[0].shape == (2, 3)
+
+
 def test_a_bound_of_the_batch_is_found_and_kept() -> None:
     class Rows(nn.Module):
         def __init__(self) -> None:

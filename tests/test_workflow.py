@@ -111,6 +111,22 @@ def test_precision_passes_make_variants_beside_float() -> None:
     assert variants[0].program.compiled is not None and variants[1].program.compiled is None
 
 
+def test_two_passes_of_one_precision_make_files_of_their_own(tmp_path: Path) -> None:
+    data = [torch.rand(16, 3, 8, 8)]
+    passes = [optimize.QuantizeStatic(calibration=data), optimize.QuantizeStatic(calibration=data, keep=("4",))]
+    report = workflow.optimize(
+        net(), (data[0][:2],), passes=passes, targets=["onnx", "onnx"], out=tmp_path / "out", budget_s=0.2,
+        layer_timing=False,
+    )  # fmt: skip
+    assert [row.precision for row in report.rows] == ["float32", "int8", "int8_1"]
+    for row in report.rows:
+        assert row.path is not None and row.size_bytes == Path(row.path).stat().st_size
+    first, second = (row.coverage for row in report.rows[1:])
+    assert first is not None and second is not None and len(first.quantized) > len(second.quantized)
+    again = read(tmp_path / "out" / "recipe.yaml")
+    assert again.targets == ("onnx",) and {"onnx int8", "onnx int8_1"} >= set(again.decided)
+
+
 def test_int8_mixed_with_half_is_a_variant_that_goes_on_from_int8() -> None:
     program = captured()
     data = [torch.rand(4, 3, 8, 8)]

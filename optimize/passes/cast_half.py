@@ -16,7 +16,7 @@ from optimize.errors import Refused, UsageError
 from optimize.passes.base import Exactness, Outcome, PrecisionPass, Rewrite, Skip
 from optimize.plan import HalfPlan, Policy
 from optimize.precision.casting import is_concerned, makes_float32
-from optimize.precision.emulation import Emulation, find_losses, find_overflows
+from optimize.precision.emulation import Emulation, find_losses, find_missing, find_overflows
 from optimize.precision.lowering import holds_half, in_half, write_half
 from optimize.precision.policies import APEX_BANNED, APEX_HALF, NORMS, PRODUCTS, apex_name, keeps_float32
 from optimize.program import Program
@@ -87,7 +87,8 @@ class _CastHalf(PrecisionPass):
         calls = [node for node in concerned if node.op == "call_function"]
         integers = {node: "it makes float32 of integers" for node in calls if makes_float32(node)}
         asked = self.kept(program)
-        asked = integers | {node: asked[node] for node in calls if node in asked}
+        missing = find_missing(Emulation(program, self.dtype), program.inputs, set(calls) - integers.keys())
+        asked = integers | missing | {node: asked[node] for node in calls if node in asked}
         kept, notes = self._kept(program, [node for node in calls if node not in asked])
         kept = asked | kept
         plan = self._plan(concerned, kept)

@@ -207,7 +207,7 @@ def makes_float32(call: fx.Node) -> bool:
 def _is_made(call: fx.Node) -> bool:
     """Say whether a call makes a float value that no other comes in: a filled tensor, or one of integers."""
     given = [call.meta.get("val"), *(source.meta.get("val") for source in call.all_input_nodes)]
-    floats = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in given]
+    floats = [isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()) for value in given]
     return floats[0] and not any(floats[1:]) and call.target is not operator.getitem
 
 

@@ -19,6 +19,7 @@ from optimize import graph, ops
 from optimize.distances import output_error
 from optimize.errors import Refused, VerificationFailed, first_line
 from optimize.precision.casting import is_mask, narrow_call, narrowed
+from optimize.precision.policies import PRODUCTS
 from optimize.program import Program
 
 Values = dict[fx.Node, Any]
@@ -95,6 +96,54 @@ class Emulation:
             is_float = held.dtype is torch.float32
             self._weights[source] = narrowed(held, self.dtype, masks=is_mask(source)).float() if is_float else held
         return self._weights[source]
+
+
+def find_missing(emulation: Emulation, flat: Sequence[torch.Tensor], calls: Collection[fx.Node]) -> dict[fx.Node, str]:
+    """Return the calls that torch cannot compute in the 16-bit type, with the reason; each operator is tried once.
+
+    Products have kernels; Fourier transforms, most of linear algebra and some poolings have none. Complex numbers are
+    made of float32 and become float32: their halves have next to no kernels.
+    """
+    found: dict[fx.Node, str] = {}
+    tried: dict[tuple[Any, ...], str] = {}
+    values = emulation.start(flat)
+    with torch.inference_mode():
+        for call in emulation.calls:
+            values[call] = emulation.value(call, values, half=False)
+            kind = (call.target, *(value.dim() for value in _tensors(values[call])))
+            if call not in calls:
+                continue
+            if _is_complex(call, values):
+                found[call] = "complex numbers are made of float32"
+                continue
+            if kind not in tried:
+                tried[kind] = "" if graph.op_name(call) in PRODUCTS else _missing(emulation, call, values)
+            if tried[kind]:
+                found[call] = tried[kind]
+    return found
+
+
+def _is_complex(call: fx.Node, values: Values) -> bool:
+    parts = [part for node in (call, *call.all_input_nodes) for part in pytree.tree_leaves(values[node])]
+    return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
+
+
+def _missing(emulation: Emulation, call: fx.Node, values: Values) -> str:
+    """Say what keeps a call from the 16-bit type, if something does: it is computed in it, once."""
+    name = str(emulation.dtype).removeprefix("torch.")
+
+    def narrow(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return value.to(emulation.dtype) if is_float else value
+
+    args, kwargs = fx.node.map_arg(
+        narrow_call(call, emulation.dtype, masks=True), lambda node: pytree.tree_map(narrow, values[node])
+    )
+    try:
+        made = call.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, IndexError):
+        return f"torch has no {name} kernel of it"
+    return f"torch computes it in float32 for {name}" if _tensors(made) else ""
 
 
 #: What calibration data reaches, other data may exceed by this factor.

@@ -196,22 +196,32 @@ class ModuleBox(Operation):
 def condense(comparison: Comparison, most: int) -> Comparison:
     """Return the graphs with neighbouring operations of one module as one, so that neither holds more than ``most``.
 
-    Modules as small as possible are taken; graphs that are small enough are returned as they are.
+    Modules as small as possible are taken; graphs that are small enough are returned as they are. Inputs and outputs
+    stand by themselves, unless they alone are half of what is shown.
     """
     found, largest = comparison, LARGEST_BLOCK
-    while max(len(found.before.operations), len(found.after.operations)) > most:
+    graphs = (comparison.before, comparison.after)
+    are_many = any(sum(map(_is_end, graph.operations)) > most // 2 for graph in graphs)
+    whole = max(len(graph.operations) for graph in graphs)
+    while (
+        max(len(found.before.operations), len(found.after.operations)) > most and SMALLEST_SHARE * largest < 2 * whole
+    ):
         blocks = ModuleBlocks(comparison.before.operations, largest)
-        before, after = (_condensed(graph, blocks, largest) for graph in (comparison.before, comparison.after))
+        before, after = (_condensed(graph, blocks, largest, ends=not are_many) for graph in graphs)
         found = comparison.model_copy(update={"before": before, "after": after})
         largest *= 2
     return found
 
 
-def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Graph:
+def _is_end(operation: Operation) -> bool:
+    return operation.family == "end"
+
+
+def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int, *, ends: bool) -> Graph:
     places: dict[int, int] = {}
     found: list[Operation] = []
     seen: Counter[str] = Counter()
-    for block, members in _runs(graph, blocks, largest):
+    for block, members in _runs(graph, blocks, largest, ends=ends):
         inputs = [places[source] for index in members for source in graph.operations[index].inputs if source in places]
         places.update(dict.fromkeys(members, len(found)))
         parts = [graph.operations[index] for index in members]
@@ -221,13 +231,16 @@ def _condensed(graph: Graph, blocks: ModuleBlocks, largest: int) -> Graph:
     return graph.model_copy(update={"operations": tuple(found)})
 
 
-def _runs(graph: Graph, blocks: ModuleBlocks, largest: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield the positions of neighbouring operations of one block, at most ``largest`` of them outside any module."""
+def _runs(graph: Graph, blocks: ModuleBlocks, largest: int, *, ends: bool) -> Iterator[tuple[str, list[int]]]:
+    """Yield the positions of neighbouring operations of one block, at most ``largest`` of them outside any module.
+
+    Inputs and outputs are by themselves where ``ends`` says so, and never among others.
+    """
 
     def key(index: int) -> tuple[str, int]:
         entry = graph.operations[index]
         block = blocks.of(entry.where)
-        return block, -1 - index if entry.family == "end" else 0
+        return block, 0 if not _is_end(entry) else -1 - index if ends else -1
 
     for (block, _), run in itertools.groupby(range(len(graph.operations)), key):
         members = list(run)
@@ -238,9 +251,10 @@ def _runs(graph: Graph, blocks: ModuleBlocks, largest: int) -> Iterator[tuple[st
 def _together(block: str, parts: list[Operation], occurrence: int) -> ModuleBox:
     """Return one operation for several; its shape says what it holds."""
     kinds = Counter(part.kind for part in parts)
+    noun = parts[0].kind if _is_end(parts[0]) else "operation"
     return ModuleBox(
         name=f"{block}#{occurrence}",
-        label=f"{block} · {form.plural(len(parts), 'operation')}".removeprefix(" · "),
+        label=f"{block} · {form.plural(len(parts), noun)}".removeprefix(" · "),
         where=block,
         shape=", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
         held=tuple(part.family for part in parts),

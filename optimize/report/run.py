@@ -276,7 +276,7 @@ def coverage_summary(row: Row) -> str:
     left = form.plural(len(row.coverage.left_float), "operator")
     seen = [row.coverage.source, "" if row.status == "measured" else "not run"]
     number, _, kind = row.precision.removeprefix("int").partition("-")
-    integers = f"{number} bits" if kind == "weights" and number != "8" else "INT8"
+    integers = f"{number} bits" if kind.startswith("weights") and number != "8" else "INT8"
     placed = f"placed in {integers} ({', '.join(filter(None, seen))})" if any(seen) else f"in {integers}"
     bound = f"; asked: {row.bound.wanted}; {row.bound.verdict}: {row.bound.found}" if row.bound else ""
     return f"{form.plural(len(row.coverage.quantized), 'layer')} {placed}, {left} left in float{bound}"

@@ -15,6 +15,7 @@ from optimize.errors import UsageError
 from optimize.graph import aten
 from optimize.program import Program, tensor_value
 from tests import references
+from tests.nets import Called
 
 
 @pytest.mark.parametrize("entry, tolerance", [(optimize.CastFP16(), 2e-3), (optimize.CastBF16(), 2e-2)])
@@ -75,6 +76,35 @@ def test_averages_whose_sums_overflow_are_kept(
     _, outcome = optimize.CastFP16().apply(program)
     assert [skip.reason for skip in outcome.skips] == told
     assert not optimize.CastBF16().apply(program)[1].skips
+
+
+WITHOUT_KERNEL: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "rfft": (lambda x: torch.fft.rfft(x).abs(), "complex numbers are made of float32"),
+    "irfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), "complex numbers are made of float32"),
+    "avg_pool3d": (lambda x: nn.functional.avg_pool3d(x.reshape(-1, 1, 4, 2, 2), 2).flatten(1), "no {} kernel"),
+    "local_response_norm": (
+        lambda x: nn.functional.local_response_norm(x.reshape(-1, 4, 2, 2), 3).flatten(1), "no {} kernel"
+    ),
+    "inv": (lambda x: torch.linalg.inv(x.reshape(-1, 4, 4) + 9 * torch.eye(4)).flatten(1), "no {} kernel"),
+    "cdist": (lambda x: torch.cdist(x.reshape(-1, 8, 2), x.reshape(-1, 8, 2)).flatten(1), "no {} kernel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["measured", "O2", "O3"])
+@pytest.mark.parametrize("entry", [optimize.CastFP16, optimize.CastBF16])
+@pytest.mark.parametrize("name", WITHOUT_KERNEL)
+def test_what_torch_has_no_kernel_of_stays_in_float32(name: str, entry: type[optimize.CastFP16], policy: Any) -> None:
+    torch.manual_seed(0)
+    compute, reason = WITHOUT_KERNEL[name]
+    net = Called(lambda m, x: compute(m.linear(x)), linear=nn.Linear(16, 16)).eval()
+    program = optimize.capture(net, (torch.randn(2, 16),))
+    half, outcome = entry(policy=policy).apply(program)
+    said = reason.format(str(entry.dtype).removeprefix("torch."))
+    if name != "local_response_norm" or entry is optimize.CastBF16:  # float16 has a kernel of it
+        assert any(said in skip.reason for skip in outcome.skips), outcome.skips
+    assert outcome.rewrites
+    error, scale = output_error(program.run(program.inputs)[0], half.run(program.inputs)[0])
+    assert error < 0.1 * scale
 
 
 def test_softmax_stays_in_float32_and_is_named() -> None:

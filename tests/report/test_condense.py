@@ -45,3 +45,22 @@ def test_modules_are_opened_as_far_as_they_fit() -> None:
     graph = deep(200, "conv2d", "relu", where="stages.0.{}")
     before = condense(Comparison(before=graph, after=graph), 120).before.operations
     assert len(before) <= 120
+
+
+def test_many_inputs_and_outputs_share_boxes() -> None:
+    ends = [("input", f"x_{index}") for index in range(130)] + [("relu", "relu")] + [("output", "y")] * 130
+    operations = tuple(
+        Operation(name=f"{name}{place}", kind=kind, label=kind) for place, (kind, name) in enumerate(ends)
+    )
+    graph = Graph(operations=operations, stats=stats(0, 1))
+    before = condense(Comparison(before=graph, after=graph), 120).before.operations
+    labels = [entry.label for entry in before]
+    assert labels == [*["24 inputs"] * 5, "10 inputs", "relu", *["24 outputs"] * 5, "10 outputs"]
+
+
+def test_ends_that_stand_among_others_stop_nothing() -> None:
+    operations = tuple(
+        Operation(name=f"{place}", kind=("input", "relu")[place % 2], label="", where="") for place in range(400)
+    )
+    graph = Graph(operations=operations, stats=stats(0, 1))
+    assert condense(Comparison(before=graph, after=graph), 120).before.operations

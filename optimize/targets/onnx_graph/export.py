@@ -41,6 +41,7 @@ from optimize.targets.onnx_graph.external import weight_bytes, weights_path, wri
 from optimize.targets.onnx_graph.lifting import lifted
 from optimize.targets.onnx_graph.nodes import REPLACED, readers, used_names
 from optimize.targets.onnx_graph.shapes import settle_reshapes
+from optimize.targets.onnx_graph.taking_apart import APART, is_unknown
 from optimize.targets.onnx_graph.whole_numbers import computes_whole_numbers, spellings
 from optimize.targets.probe import Calls, module_of
 from optimize.tracing import light_traces, shape_rules
@@ -56,8 +57,15 @@ ORIGIN = "optimize.node"
 _WEIGHT_ARRANGEMENT = {"Slice", "Concat", "Unsqueeze", "Transpose", "Squeeze", "Reshape"}
 _FOLLOWING = {"QuantizeLinear", "DequantizeLinear", "Relu", "Clip"}
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
-_ATTENTION = aten.scaled_dot_product_attention.default
-_BATCH_NORM, _SCATTERED, _SORT = aten.batch_norm.default, aten.scatter_reduce.two, aten.sort.stable
+_BATCH_NORM, _SORT = aten.batch_norm.default, aten.sort.stable
+#: Calls that the exporter would write as something else: means of a divisor of their own, what BatchNorm has counted,
+#: a logarithm of which nothing is left far below zero.
+_MISREAD = (
+    *ops.AVERAGE_POOLS[1:],
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+    aten.special_log_ndtr.default,
+)
 #: Resizes that weigh all pixels under a new one.
 _SMOOTH = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec)
 _from_torchlib = ONNXRegistry.from_torchlib
@@ -82,7 +90,7 @@ def to_onnx(program: Program, opset: int | None = None) -> tuple[ir.Model, dict[
         Refused: The exporter lacks an operator; the message names it and its layer. Or the opset lacks bfloat16.
     """
     opset = _opset(program, opset)
-    _refuse_projected(program)
+    _refuse_misread(program)
     program = _with_tops(_with_smooth_resizes(program))
     exported = _exported(program, opset)
     calls = exported_calls(program, exported)
@@ -175,7 +183,17 @@ def _translations(**options: Any) -> ONNXRegistry:
     def log_sigmoid(x: Any) -> Any:  # of the exporter's, Log(Sigmoid(x)), nothing is left below -18
         return op.Neg(op.Softplus(op.Neg(x)))
 
+    def grid_sampler_3d(x: Any, grid: Any, interpolation: int, padding: int, is_aligned: bool) -> Any:
+        return op.GridSample(
+            x,
+            grid,
+            mode=("linear", "nearest")[interpolation],
+            padding_mode=("zeros", "border", "reflection")[padding],
+            align_corners=int(is_aligned),
+        )
+
     registry.register_op(_BATCH_NORM, batch_norm)
+    registry.register_op(aten.grid_sampler_3d.default, grid_sampler_3d)
     registry.register_op(aten.log_sigmoid.default, log_sigmoid)
     return registry
 
@@ -200,7 +218,14 @@ def _check_free(program: Program, decomposed: torch.export.ExportedProgram) -> N
             )
 
 
-def _refuse_projected(program: Program) -> None:
+def _refuse_misread(program: Program) -> None:
+    """Refuse what the exporter would write as something else."""
+    for call in graph.calls(program.graph, *_MISREAD):
+        if not graph.has_argument(call, "divisor_override") or graph.argument(call, "divisor_override"):
+            raise Refused(
+                f"ONNX has no translation of the operator aten.{graph.op_name(call)} as '{graph.origin(call)}' has it.",
+                hint="Write the layer with standard operators, or use --to torchscript.",
+            )
     for layer in program.graph.find_nodes(op="call_function", target=aten.lstm.input):
         hidden, cell = (state.meta["val"].shape[-1] for state in layer.args[1])
         if hidden != cell:
@@ -219,25 +244,22 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
     registry = _translations(opset_version=max(opset, TORCHLIB_OPSET))
     spelled = [node for node in calls if _is_mean(node) or graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
     others = {node.target for node in calls if node not in spelled}
-    has_means = any(graph.is_call(node, _SCATTERED) and graph.argument(node, "reduce") == "mean" for node in calls)
-    known = not has_means and all(
+    apart = {target: way for target, way in APART.items() if not registry.is_registered(target)}
+    apart |= {target: way for target, way in APART.items() if any(is_unknown(target, node) for node in calls)}
+    known = not others & apart.keys() and all(
         registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload)
     )
-    with_one_head = any(graph.is_call(node, _ATTENTION) and node.args[0].meta["val"].dim() == 3 for node in calls)
     is_whole = computes_whole_numbers(program.graph)
-    if known and not with_one_head and not is_whole and is_settled(program.graph):
+    if known and not is_whole and is_settled(program.graph):
         exported = lifted(program)
         exported.run_decompositions = lambda table: _spelled(exported)
         return exported
     exported = program.export()
     take_apart = exported.run_decompositions
-    own: dict[Any, Any] = {_ATTENTION: _with_one_head} if with_one_head else {}
-    if has_means:
-        own[_SCATTERED] = _scattered_mean
     if any(graph.is_call(node, _BATCH_NORM) and graph.argument(node, "training") for node in calls):
-        own[_BATCH_NORM] = _BATCH_NORM.decompose
+        apart[_BATCH_NORM] = _BATCH_NORM.decompose
     exported.run_decompositions = lambda table: _spelled(
-        take_apart({**table, **own, **(spellings(table) if is_whole else {})})
+        take_apart({**table, **apart, **(spellings(table) if is_whole else {})})
     )
     return exported
 
@@ -289,18 +311,6 @@ def _without_rest(node: fx.Node) -> fx.Node:
         even = node.graph.call_function(operator.sub, (size, rest))
     rest.meta["val"], even.meta["val"] = number % divisor, number - number % divisor
     return even
-
-
-def _scattered_mean(
-    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool = True
-) -> torch.Tensor:
-    """Compute means of what is scattered by sums and counts: ONNX has none, and the exporter writes what comes last."""
-    if reduce != "mean":
-        return NotImplemented
-    held = x if include_self else x.scatter(dim, index, 0)
-    count = (torch.ones_like if include_self else torch.zeros_like)(x).scatter_add(dim, index, torch.ones_like(source))
-    rounding = None if x.is_floating_point() else "floor"
-    return torch.div(held.scatter_add(dim, index, source), count.clamp(min=1), rounding_mode=rounding)
 
 
 def _with_smooth_resizes(program: Program) -> Program:
@@ -362,14 +372,6 @@ def _resizing(node: fx.Node, axis: int) -> torch.Tensor:
     asked = ([made, size], aligned, None) if factors is None else (None, aligned, [factors[axis], 1.0])
     image = torch.eye(size, dtype=torch.float64)[None, None]
     return cast(Callable[..., torch.Tensor], node.target)(image, *asked)[0, 0].to(node.meta["val"].dtype)
-
-
-def _with_one_head(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute attention of three axes as the exporter has it: with heads, of which there is one."""
-    if tensors[0].dim() != 3:
-        return NotImplemented
-    apart = (each.unsqueeze(1) if isinstance(each, torch.Tensor) and each.dim() == 3 else each for each in tensors)
-    return _ATTENTION(*apart, **options).squeeze(1)
 
 
 def _opset(program: Program, asked: int | None) -> int:

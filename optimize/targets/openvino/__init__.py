@@ -240,6 +240,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     from optimize.targets.openvino.attention import multiply_integers, separate_projections
     from optimize.targets.openvino.rewrites import (
         join_ends,
+        keep_axes,
         keep_whole_numbers,
         reduce_integers,
         scale_products,
@@ -277,6 +278,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     store_means(model, calibrated, OPENVINO.numerics.activation)
     multiply_integers(model, calibrated)
     reduce_integers(model)
+    keep_axes(model)
     tables, _ = quantize_weights(model, program, tables=True)
     settle_tables(model)
     return model, replace(placed, quantized=(*tables.quantized, *placed.quantized)), origins

@@ -23,6 +23,8 @@
 8. OpenVINO divides and compares integers, and takes what is left, in float32, which is wrong beyond 2^24. What a
    quotient ``q`` that is nearly right leaves, ``r = a - q b``, is exact, and small: ``a mod b = r mod b``, and the
    quotient rounded down is ``q + (r - r mod b) / b``. Differences are compared with 0.
+9. Maxima and minima keep the axes they are taken over, and another node drops them: the CPU plug-in of 2026.4 fuses a
+   quantization behind them, through a concatenation too, into a kernel that answers wrongly where axes are dropped.
 """
 
 from __future__ import annotations
@@ -276,6 +278,18 @@ def reduce_integers(model: ir.Model) -> None:
             attended = bool(above) and _is_attended(above[-1].inputs[0])
             while above and (attended or any(entry.op_type not in PERMUTATIONS for entry in above)):
                 _swap(above.pop(0), node)
+    tidy(model)
+
+
+def keep_axes(model: ir.Model) -> None:
+    """Let maxima and minima keep the axes that they are taken over, and drop those behind, in place (rule 9)."""
+    graph = model.graph
+    for node in [node for node in graph if node.op_type in ("ReduceMax", "ReduceMin")]:
+        keeps, old = node.attributes.get("keepdims"), node.outputs[0]
+        if (keeps is None or keeps.as_int()) or len(node.inputs) < 2:
+            continue
+        kept = add(graph, node.op_type, node.inputs, {"keepdims": 1}, name=f"{old.name}_kept", dtype=old.dtype)
+        _stand_in(node, add(graph, "Squeeze", [kept, node.inputs[1]], name=f"{old.name}_dropped", like=old))
     tidy(model)
 
 
