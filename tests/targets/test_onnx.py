@@ -222,6 +222,19 @@ def test_resizes_that_smooth_are_exact(
     assert program.graph_module.code == before
 
 
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+@pytest.mark.parametrize("factors", [(None, None), (0.4, 1.4)])
+def test_resizes_that_smooth_to_a_size_are_exact(
+    name: str, factors: tuple[float | None, float | None], tmp_path: Path
+) -> None:
+    resize = torch.ops.aten._upsample_bilinear2d_aa.default
+    net = Called(lambda _, x: resize(x, [4, 17], False, *factors)).eval()
+    program = optimize.capture(net, (torch.rand(2, 3, 10, 12),))
+    run = optimize.export(program, name, tmp_path / f"net{find_target(name).suffix}").load()
+    x = torch.randn(3, 3, 10, 12)
+    torch.testing.assert_close(run(x), net(x), rtol=1e-5, atol=1e-5)
+
+
 def test_export_is_silent(target: Onnx, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = optimize.capture(nn.Linear(3, 2).eval(), (torch.rand(2, 3),))
     target.export(program, tmp_path / "net.onnx")

@@ -67,7 +67,8 @@ _MISREAD = (
     aten.special_log_ndtr.default,
 )
 #: Resizes that weigh all pixels under a new one.
-_SMOOTH = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec)
+_SMOOTH_TO_SIZE = (aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default)
+_SMOOTH = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec, *_SMOOTH_TO_SIZE)
 _from_torchlib = ONNXRegistry.from_torchlib
 #: What ONNX Runtime appends to names when it changes a layout or fuses, and OpenVINO when it splits a bias off.
 _ENDINGS = re.compile(r"(_token_\d+|_nchwc|/MatMulAddFusion|/WithoutBiases)+$")
@@ -367,9 +368,13 @@ def _with_tops(program: Program) -> Program:
 
 def _resizing(node: fx.Node, axis: int) -> torch.Tensor:
     """Return the matrix ``[made, size]`` by which a resize makes the places of one axis of an image."""
-    x, _, aligned, factors = cast(tuple[Any, ...], node.args)
+    x, _, aligned, *factors = cast(tuple[Any, ...], node.args)
     size, made = (each.meta["val"].shape[axis] for each in (x, node))
-    asked = ([made, size], aligned, None) if factors is None else (None, aligned, [factors[axis], 1.0])
+    asked: tuple[Any, ...] = ([made, size], aligned, None)
+    if node.target in _SMOOTH_TO_SIZE:
+        asked = ([made, size], aligned, factors[axis], None)
+    elif factors[0] is not None:
+        asked = (None, aligned, [factors[0][axis], 1.0])
     image = torch.eye(size, dtype=torch.float64)[None, None]
     return cast(Callable[..., torch.Tensor], node.target)(image, *asked)[0, 0].to(node.meta["val"].dtype)
 
