@@ -249,6 +249,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         store_means,
         widen,
         write_spectra,
+        write_sums,
     )
     from optimize.targets.packaging import planned_floats, require_layers
 
@@ -279,6 +280,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     multiply_integers(model, calibrated)
     reduce_integers(model)
     keep_axes(model)
+    write_sums(model)
     tables, _ = quantize_weights(model, program, tables=True)
     settle_tables(model)
     return model, replace(placed, quantized=(*tables.quantized, *placed.quantized)), origins
