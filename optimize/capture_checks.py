@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -237,6 +238,26 @@ def _check_one_sample(program: Program) -> None:
             "The model computes otherwise with a batch of 1 than with others, so the batch cannot stay free.",
             hint="Fix it (--static-batch 1, dynamic_batch=False), or let the model compute alike for any batch.",
         )
+
+
+def looks_up_rows(program: Program) -> bool:
+    """Say whether inputs of a free batch are no samples: others point at their rows, as edges do at a graph's nodes.
+
+    One row alone is no input of such a module: it looks for others.
+    """
+    if (
+        program.batch is None
+        or not program.source
+        or not any(not value.is_floating_point() for value in program.inputs)
+    ):
+        return False
+    try:
+        _expected(program, program.sample(1))
+    except (IndexError, RuntimeError) as error:
+        return re.search(r"\bindex\b.* out of (bounds|range)", str(error)) is not None
+    except Exception:  # told where it fails on the examples
+        return False
+    return False
 
 
 def answers_apart(program: Program, inputs: tuple[torch.Tensor, ...]) -> bool:

@@ -14,7 +14,15 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from optimize.bindings import BatchFixed, explain_refusal, heard_bindings
-from optimize.capture_checks import attributes, check_capture, check_exceptions, check_sizes, tell_hidden, tell_kept
+from optimize.capture_checks import (
+    attributes,
+    check_capture,
+    check_exceptions,
+    check_sizes,
+    looks_up_rows,
+    tell_hidden,
+    tell_kept,
+)
 from optimize.dimensions import BATCH, Dimensions, Said, find_free, read_dynamic
 from optimize.errors import Refused, UsageError, VerificationFailed, require
 from optimize.from_export import from_exported, quiet_export
@@ -139,6 +147,10 @@ def _capture(
             exported = _export(unbound, *asked.arrange(inputs), free)
     program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
     check_capture(program)
+    if looks_up_rows(program):
+        raise BatchFixed(
+            "other inputs point at its rows, as edges at the nodes of a graph, and a part of them is no input"
+        )
     check_exceptions(program)
     notes.extend(tell_hidden(program, asked.module))
     changed = {name for (path, name), value in after.items() if before.get((path, name)) is not value} - {"forward"}

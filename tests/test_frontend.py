@@ -167,6 +167,23 @@ def test_a_module_that_takes_one_sample_alone_keeps_it() -> None:
         assert ("Channels seem to be last" in caught.value.hint) is told
 
 
+def test_rows_that_others_point_at_are_no_samples() -> None:
+    def gather(m: nn.Module, x: torch.Tensor, *ends: torch.Tensor) -> torch.Tensor:
+        sources, sinks = ends
+        return torch.zeros(x.shape[0], 4).index_add(0, sinks, m.linear(x)[sources])
+
+    net = nets.Called(gather, linear=nn.Linear(3, 4)).eval()
+    ends = torch.tensor([0, 7, 9, 3, 2]), torch.tensor([9, 1, 8, 0, 4])
+    program = optimize.capture(net, (torch.randn(10, 3), *ends))
+    assert program.batch is None
+    assert program.notes == [
+        "The batch stays fixed to 10: other inputs point at its rows, as edges at the nodes of a graph, and a part of "
+        "them is no input."
+    ]
+    quantized, _ = optimize.QuantizeStatic(calibration=[(torch.randn(10, 3), *ends)]).apply(program)
+    assert quantized.quantization is not None
+
+
 def test_examples_may_be_more_than_a_batch_is_bounded_by() -> None:
     program = optimize.capture(nn.Linear(3, 2).eval(), (torch.randn(5000, 3),))
     assert program.batch == 5000 and program.free["batch"].most == 5000 and not program.notes
