@@ -142,6 +142,7 @@ def test_what_is_too_large_or_free_is_refused_by_name(tmp_path: Path) -> None:
     for net, x in (
         (Called(lambda _, x: torch.linalg.inv(x + 9 * torch.eye(40))), torch.randn(2, 40, 40)),
         (Called(lambda _, x: x.cummax(0).values), torch.randn(2, 3)),
+        (Called(lambda _, x: F.adaptive_max_pool2d(x, (40, 40))), torch.randn(2, 1, 50, 50)),
     ):
         program = optimize.capture(net.eval(), (x,))
         with pytest.raises(Refused, match=r"ONNX (has no translation|lacks)|cannot be exported to ONNX"):

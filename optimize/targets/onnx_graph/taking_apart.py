@@ -19,6 +19,8 @@ from optimize.graph import aten
 
 #: The largest matrix whose elimination is written out, which takes ten operators a row.
 LARGEST_MATRIX = 16
+#: Windows of a pool that are written out one by one, where they are not all of one size.
+MOST_WINDOWS = 256
 
 
 def _first_of(way: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,12 +45,14 @@ def windows(size: int, count: int) -> list[tuple[int, int]]:
 def _adaptive_mean(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Average one axis after another: all windows that one count makes of an axis hold as many rows."""
     for axis, count in zip(range(-len(sizes), 0), sizes, strict=True):
-        if not isinstance(x.shape[axis], int):
+        size = x.shape[axis]
+        if not isinstance(size, int) or (size % count and count > MOST_WINDOWS):
             return NotImplemented
-        cuts = [
-            x.narrow(axis, start, end - start).mean(axis, keepdim=True) for start, end in windows(x.shape[axis], count)
-        ]
-        x = torch.cat(cuts, axis)
+        if size % count:
+            cuts = [x.narrow(axis, start, end - start).mean(axis, keepdim=True) for start, end in windows(size, count)]
+            x = torch.cat(cuts, axis)
+        else:
+            x = x.unflatten(axis, (count, size // count)).mean(axis)
     return x
 
 
@@ -56,6 +60,12 @@ def _adaptive_max(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the largest of each window, and its place in the image."""
     around = x.shape[-len(sizes) :]
     if not all(isinstance(size, int) for size in around):
+        return NotImplemented
+    if not any(size % count for size, count in zip(around, sizes, strict=True)):
+        pool = aten.max_pool2d_with_indices if len(sizes) == 2 else aten.max_pool3d_with_indices
+        kernel = [size // count for size, count in zip(around, sizes, strict=True)]
+        return pool.default(x, kernel, kernel)
+    if math.prod(sizes) > MOST_WINDOWS:
         return NotImplemented
     places = torch.arange(math.prod(around), device=x.device).reshape(around)
     values, found = [], []
