@@ -254,7 +254,7 @@ def looks_up_rows(program: Program) -> bool:
     try:
         _expected(program, program.sample(1))
     except (IndexError, RuntimeError) as error:
-        return re.search(r"\bindex\b.* out of (bounds|range)", str(error)) is not None
+        return re.search(r"(?<!selected )\bindex\b.* out of (bounds|range)", str(error)) is not None
     except Exception:  # told where it fails on the examples
         return False
     return False

@@ -147,7 +147,7 @@ def _capture(
             exported = _export(unbound, *asked.arrange(inputs), free)
     program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
     check_capture(program)
-    if looks_up_rows(program):
+    if not asked.said and looks_up_rows(program):
         raise BatchFixed(
             "other inputs point at its rows, as edges at the nodes of a graph, and a part of them is no input"
         )

@@ -180,6 +180,8 @@ def test_rows_that_others_point_at_are_no_samples() -> None:
         "The batch stays fixed to 10: other inputs point at its rows, as edges at the nodes of a graph, and a part of "
         "them is no input."
     ]
+    said = optimize.capture(net, (torch.randn(10, 3), *ends), dynamic={"x": {0: "nodes"}})
+    assert said.dynamic[0] and not said.notes  # who says that they are many knows what they are
     quantized, _ = optimize.QuantizeStatic(calibration=[(torch.randn(10, 3), *ends)]).apply(program)
     assert quantized.quantization is not None
 

@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "grid_sample in space": lambda x: F.grid_sample(
         volume(x), x.reshape(x.shape[0], -1)[:, :24].reshape(-1, 2, 2, 2, 3).tanh(), align_corners=False
     ),
-    "hypot": lambda x: torch.hypot(x[:, 0], x[:, 1]),
+    "hypot": lambda x: torch.hypot(x[:, 0] * 1e25, x[:, 1] * 1e25) * 1e-25 + torch.hypot(x[:, 2], x[:, 2] * 0),
     "index_reduce": lambda x: torch.ones_like(x).index_reduce(2, torch.tensor([0, 2, 2, 1]), x, "amax"),
     "index_reduce to means": lambda x: x.index_reduce(2, torch.tensor([0, 2, 2, 1]), x * 3, "mean"),
     "inv": lambda x: torch.linalg.inv(square(x)),
@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "median": lambda x: x.median(dim=2),
     "median of a NaN": lambda x: torch.where(x > 1, x.log() * float("nan"), x).median(dim=2).values,
     "put": lambda x: x.put(torch.tensor([0, -1, 3]), torch.tensor([7.0, 8.0, 9.0])),
+    "searchsorted for NaN": lambda x: torch.searchsorted(LEVELS, torch.where(x > 0, x, x.log()), right=True),
     "searchsorted": lambda x: torch.searchsorted(x.sort(dim=3).values, x * 2),
     "solve": lambda x: torch.linalg.solve(square(x), x.reshape(x.shape[0], 4, 12)[:, :3, 3:5]),
     "solve_triangular": lambda x: torch.linalg.solve_triangular(

@@ -147,12 +147,13 @@ def _searchsorted(
 ) -> Tensor:
     """Count the numbers before each: as many comparisons as there are pairs."""
     if not isinstance(x, Tensor):
-        x = torch.full((), x, dtype=rows.dtype, device=rows.device)
+        x = torch.full((), x, dtype=torch.result_type(rows, x), device=rows.device)
     if sorter is not None:
         rows = rows.gather(-1, sorter)
     shaped = x.reshape(-1) if rows.dim() == 1 else x
     pairs = shaped.unsqueeze(-1), rows.unsqueeze(-2)
-    before = pairs[1] <= pairs[0] if right or side == "right" else pairs[1] < pairs[0]
+    behind = pairs[1] > pairs[0] if right or side == "right" else pairs[1] >= pairs[0]
+    before = ~behind | pairs[0].isnan() if shaped.is_floating_point() else ~behind  # OpenVINO finds NaN to be larger
     return before.sum(-1).reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
 
 
@@ -216,12 +217,20 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
 
 
 def _hypot(x: Tensor, other: Tensor) -> Tensor:
-    return (x * x + other * other).sqrt()
+    most, least = torch.maximum(x.abs(), other.abs()), torch.minimum(x.abs(), other.abs())
+    share = torch.where((most == 0) | most.isinf(), 0, least / most)  # squares would leave the range
+    return most * (1 + share * share).sqrt()
 
 
 def _known(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what is taken of two numbers, or the other where one is NaN."""
-    return lambda x, other: torch.where(x.isnan(), other, torch.where(other.isnan(), x, of(x, other)))
+
+    def take(x: Tensor, other: Tensor) -> Tensor:
+        if not (x.is_floating_point() and other.is_floating_point()):
+            return NotImplemented
+        return torch.where(x.isnan(), other, torch.where(other.isnan(), x, of(x, other)))
+
+    return take
 
 
 def _signbit(x: Tensor) -> Tensor:
