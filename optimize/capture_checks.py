@@ -245,11 +245,7 @@ def looks_up_rows(program: Program) -> bool:
 
     One row alone is no input of such a module: it looks for others.
     """
-    if (
-        program.batch is None
-        or not program.source
-        or not any(not value.is_floating_point() for value in program.inputs)
-    ):
+    if program.batch is None or all(value.is_floating_point() for value in program.inputs):
         return False
     try:
         _expected(program, program.sample(1))

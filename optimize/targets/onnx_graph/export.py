@@ -245,8 +245,11 @@ def _exported(program: Program, opset: int) -> torch.export.ExportedProgram:
     registry = _translations(opset_version=max(opset, TORCHLIB_OPSET))
     spelled = [node for node in calls if _is_mean(node) or graph.is_call(node, *ops.TRANSPOSED_CONVOLUTIONS)]
     others = {node.target for node in calls if node not in spelled}
-    apart = {target: way for target, way in APART.items() if not registry.is_registered(target)}
-    apart |= {target: way for target, way in APART.items() if any(is_unknown(target, node) for node in calls)}
+    apart = {
+        target: way
+        for target, way in APART.items()
+        if not registry.is_registered(target) or any(is_unknown(target, node) for node in calls)
+    }
     known = not others & apart.keys() and all(
         registry.is_registered(target) for target in others if isinstance(target, torch._ops.OpOverload)
     )

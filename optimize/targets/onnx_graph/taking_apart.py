@@ -100,12 +100,6 @@ def _median_of(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tens
     return torch.where(is_lost, math.nan, value), torch.where(is_lost, first, place)
 
 
-def _behind(x: Tensor, dim: int, by: int, filled: float) -> Tensor:
-    """Return an axis moved on by so many places, with a number in those that become free."""
-    start = torch.full_like(x.narrow(dim, 0, by), filled)
-    return torch.cat([start, x.narrow(dim, 0, x.shape[dim] - by)], dim)
-
-
 def _running(x: Tensor, dim: int, is_ahead: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Return the running extreme and its last place, in as many steps as doubling takes; a NaN stays."""
     if x.dim() == 0 or not isinstance(x.shape[dim], int):
@@ -130,9 +124,10 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     if x.dim() == 0 or not isinstance(x.shape[dim], int):
         return NotImplemented
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
-    by = 1
-    while by < x.shape[dim]:
-        x, by = x * _behind(x, dim, by, 1), by * 2
+    size, by = x.shape[dim], 1
+    while by < size:
+        before, rest = x.narrow(dim, 0, size - by), x.narrow(dim, by, size - by)
+        x, by = torch.cat([x.narrow(dim, 0, by), before * rest], dim), by * 2
     return x
 
 
@@ -274,7 +269,7 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = Fals
         return NotImplemented
     is_vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
     if is_vector:
-        solved = _solution(a, _broadcast(b.unsqueeze(-1), a)).squeeze(-1)
+        solved = _solution(*_together(a, b.unsqueeze(-1))).squeeze(-1)
     elif left:
         solved = _solution(*_together(a, b))
     else:
@@ -286,10 +281,6 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = Fals
 def _together(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-
-
-def _broadcast(b: Tensor, a: Tensor) -> Tensor:
-    return b.expand(*a.shape[:-2], *b.shape[-2:])
 
 
 def _inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
