@@ -201,14 +201,17 @@ class Program:
             if size.most not in (None, known.get(name))
         ]
 
-    def sample(self, batch: int) -> tuple[torch.Tensor, ...]:
+    def sample(self, batch: int, *, first: int = 0) -> tuple[torch.Tensor, ...]:
         """Return flat inputs of another batch size, cycling through the example inputs; those where it is fixed."""
-        return self.resized({BATCH: batch})
+        return self.resized({BATCH: batch}, first=first)
 
-    def resized(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        """Return flat inputs of other sizes of free dimensions, by name, made by cycling through the example inputs."""
+    def resized(self, sizes: Mapping[str, int], *, first: int = 0) -> tuple[torch.Tensor, ...]:
+        """Return flat inputs of other sizes of free dimensions, by name, made by cycling through the example inputs.
+
+        They begin with the entry ``first`` of each of these dimensions.
+        """
         return tuple(
-            _cycled(tensor, {dim: sizes[name] for dim, name in dims.items() if name in sizes})
+            _cycled(tensor, {dim: sizes[name] for dim, name in dims.items() if name in sizes}, first)
             for tensor, dims in zip(self.inputs, self.dynamic, strict=True)
         )
 
@@ -363,10 +366,10 @@ def _path_name(path: Sequence[Any]) -> str:
     return f"output_{name}" if name[:1].isdecimal() else name
 
 
-def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+def _cycled(tensor: torch.Tensor, sizes: Mapping[int, int], first: int = 0) -> torch.Tensor:
     """Return a tensor of other sizes, by dimension, made by cycling through what is there."""
     for dim, size in sizes.items():
-        tensor = tensor.index_select(dim, torch.arange(size) % tensor.shape[dim])
+        tensor = tensor.index_select(dim, torch.arange(first, first + size) % tensor.shape[dim])
     return tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from optimize import registry, replay
-from optimize.costs import UNASKED_BATCH, size_bytes
+from optimize.costs import UNASKED_BATCH, fitting_batch, size_bytes
 from optimize.data import Samples
 from optimize.datasets import Datasets, open_datasets
 from optimize.dimensions import BATCH, read_dynamic
@@ -26,7 +27,7 @@ from optimize.measure import environment
 from optimize.measure.fleet import Fleet
 from optimize.measure.latency import MeasureResult, Timing, measure
 from optimize.measure.metrics import GivenMetric
-from optimize.measure.quality import Quality, judge, judge_elsewhere
+from optimize.measure.quality import Quality, Question, judge, judge_elsewhere
 from optimize.measure.remote import Remote, connected
 from optimize.measure.subjects import why_barred
 from optimize.pace import keep_pace
@@ -44,12 +45,13 @@ from optimize.report.files import save
 from optimize.report.model import Report
 from optimize.report.run import tell_run
 from optimize.search import Search, as_decided, one_sample
-from optimize.targets.arrays import to_array
+from optimize.targets.arrays import to_array, to_tensor
 from optimize.targets.base import Artifact, Target
 from optimize.transaction import ENDINGS, among, check, check_own, found, staging
 from optimize.wording import and_others
 
 #: Batches that files must answer beside those of the data, which have so many samples that what divides them hides.
+#: Files that round answer as many samples in each, and in one of `UNASKED_BATCH`.
 _OTHER_BATCHES = (1, 7)
 
 
@@ -408,7 +410,8 @@ def measure_files(
         timings = measure(fleet, one_sample(program), budget_s=budget_s, progress=tell)
         batches = datasets.judged(program, UNASKED_BATCH, progress=tell)
         more, noise = _other_sizes(program), datasets.synthetic
-        qualities = judge((*here, *fleet), batches, metric=datasets.metric, noise=noise, more_noise=more)
+        again = _in_batches(program, datasets) if any(file.is_rounded for file in runnable) else ()
+        qualities = judge((*here, *fleet), batches, metric=datasets.metric, noise=noise, more_noise=more, again=again)
     if remote is not None:
         timings = _of_another(timings, remote, without=bool(apart))
     integers = [
@@ -444,6 +447,18 @@ def _other_sizes(program: Program) -> Iterator[tuple[list[np.ndarray], None]]:
     batches = [{BATCH: size} for size in _OTHER_BATCHES if free and free.within(size) == size]
     for sizes in (*batches, *program.other_sizes()):
         yield [to_array(tensor) for tensor in program.resized(sizes)], None
+
+
+def _in_batches(program: Program, datasets: Datasets) -> Iterator[Question]:
+    """Yield the first samples in batches of several sizes: runtimes have kernels of INT8 for some of them alone."""
+    count, free = max(_OTHER_BATCHES), program.free.get(BATCH)
+    if free is None:
+        return
+    for inputs, _ in itertools.islice(datasets.judged(program, count, silent), 1):
+        given = replace(program, inputs=tuple(map(to_tensor, inputs)))
+        for size in sorted({*_OTHER_BATCHES, fitting_batch(program, UNASKED_BATCH)}):
+            for first in range(0, count, size) if free.within(size) == size else ():
+                yield Question([*map(to_array, given.sample(size, first=first))], again=size)
 
 
 def _drop_failed(exports: Sequence[Export], report: Report) -> None:

@@ -1,5 +1,6 @@
 import functools
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,30 @@ def test_int8_without_data_is_not_judged_and_float32_is(tmp_path: Path) -> None:
     assert any(warning.startswith(noise) for warning in report.warnings)
     assert not any("answers differently" in warning for warning in report.warnings)
     assert "not judged" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_files_that_round_answer_the_same_samples_in_several_batches(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[quality.Question] = []
+
+    def judge(*given: Any, again: Iterable[quality.Question], **said: Any) -> tuple[quality.Quality, ...]:
+        asked.extend(again)
+        return quality.judge(*given, again=asked, **said)
+
+    monkeypatch.setattr(workflow, "judge", judge)
+    data = torch.rand(count, 3, 8, 8)
+    passes = [optimize.QuantizeStatic(calibration=[data])]
+    report = optimize.optimize(net(), data[:2], passes=passes, targets="onnx", out=tmp_path)
+    first = data[torch.arange(7) % count].numpy()
+    assert [(len(each.inputs[0]), each.again) for each in asked] == [(1, 1)] * 7 + [(7, 7), (64, 64)]
+    assert np.array_equal(np.concatenate([each.inputs[0] for each in asked[:7]]), first)
+    assert np.array_equal(asked[-1].inputs[0], first[np.arange(64) % min(7, count)])
+    assert all(row.agreement is not None and row.agreement.batches == {} for row in report.rows)
+    asked.clear()
+    optimize.optimize(net(), data[:2], targets="onnx", out=tmp_path)
+    assert not asked
 
 
 def test_a_float32_file_that_answers_differently_is_kept_to_be_looked_into(

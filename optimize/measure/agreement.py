@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from optimize import wording as form
-from optimize.distances import CAP_DB
+from optimize.distances import CAP_DB, DISAGREES_DB
 from optimize.errors import VerificationFailed
 from optimize.measure.distance import Distance, DistanceMeter, LostParts
 from optimize.targets.arrays import is_float
@@ -33,6 +33,8 @@ class Agreement:
         lost: Outputs of which a part answers no better than zeros would, hidden by larger numbers, with which part.
         unproved: Outputs that a model might answer whatever it computes, with why, as the end of a sentence.
         beside: Outputs of which decibels do not tell all, with the rest, as the end of a sentence about the artifact.
+        batches: Decibels of the same few samples in batches of several sizes, where a file answers them far worse in
+            one than in another; empty where it does not.
     """
 
     sqnr_db: float
@@ -43,6 +45,7 @@ class Agreement:
     lost: Mapping[str, str] = field(default_factory=dict)
     unproved: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, str] = field(default_factory=dict)
+    batches: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def caution(self) -> str:
@@ -79,6 +82,25 @@ class Agreement:
             max_abs_error=max(each.max_abs_error for each in every),
             outputs={name: min(each.outputs[name] for each in every) for name in self.outputs},
             lost={name: told for each in every for name, told in each.lost.items()},
+        )
+
+    def with_batches(self, found: Mapping[int, float]) -> Agreement:
+        """Return it with the decibels of the same samples in batches of several sizes, where one of them is wrong.
+
+        That is a proof on noise too.
+        """
+        worst, best = min(found.values(), default=0.0), max(found.values(), default=0.0)
+        if worst >= min(DISAGREES_DB, best - DISAGREES_DB):
+            return self
+        return replace(self, sqnr_db=min(self.sqnr_db, worst), judged=True, batches=found)
+
+    @property
+    def differing_batches(self) -> str:
+        """What the sizes of batches have to do with its decibels, as a sentence; empty where it is nothing."""
+        told = form.named([f"{size} ({form.decibels(level)})" for size, level in sorted(self.batches.items())], 3)
+        return told and (
+            f"It answers the same samples otherwise in batches of other sizes: {told}. "
+            "Keep to a batch that it is right at (--static-batch), or take another file."
         )
 
     @property

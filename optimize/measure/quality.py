@@ -46,6 +46,7 @@ class Question(NamedTuple):
         made_up: Whether nobody gave it.
         counted: Whether answers count even of a file that rounds.
         alone: Whether they are judged by themselves.
+        again: The size of the batch, of samples that are asked in several ones; 0 of others.
     """
 
     inputs: Sequence[np.ndarray]
@@ -55,6 +56,7 @@ class Question(NamedTuple):
     made_up: bool = False
     counted: bool = False
     alone: bool = False
+    again: int = 0
 
 
 #: Flat inputs and the labels, None where there are none: a question of which both count.
@@ -91,6 +93,7 @@ class _Judge:
     accuracy: AccuracyMeter
     agreement: AgreementMeter = field(default_factory=AgreementMeter)
     alone: list[Agreement] = field(default_factory=list)
+    again: dict[int, AgreementMeter] = field(default_factory=dict)
     failure: str | None = None
     digest: str | None = None
     rounded: bool = False
@@ -120,12 +123,16 @@ class _Judge:
         """Ask for the answers to some batches, and compare them with those of the baseline."""
         if self.failure is not None:
             return
-        numbers = sum(array.size for outputs in expected for array in outputs.values())
+        pairs = [pair for pair in zip(expected, asked, strict=True) if self.rounded or not pair[1].again]
+        numbers = sum(array.size for outputs, _ in pairs for array in outputs.values())
         try:
-            answers = self.outputs([entry.inputs for entry in asked], numbers)
+            answers = self.outputs([entry.inputs for _, entry in pairs], numbers) if pairs else ()
             own = self.session.artifact.outputs
-            for wanted, answered, entry in zip(expected, answers, asked, strict=True):
+            for (wanted, entry), answered in zip(pairs, answers, strict=True):
                 found = in_order_of(specs, own, answered)
+                if entry.again:
+                    self.again.setdefault(entry.again, AgreementMeter()).update([*wanted.values()], found)
+                    continue
                 alone = entry.alone and not self.rounded  # a few samples: among many others they would not be heard
                 counts = not alone and entry.agrees and (entry.counted or not (entry.made_up and self.rounded))
                 meter = self.agreement if counts else AgreementMeter()
@@ -144,6 +151,8 @@ class _Judge:
         if agreement is not None:
             proof = judged or agreement.sqnr_db >= CAP_DB
             agreement = replace(agreement.worst_of(self.alone), judged=agreement.judged and proof)
+            again = ((size, meter.result()) for size, meter in self.again.items())
+            agreement = agreement.with_batches({size: found.sqnr_db for size, found in again if found is not None})
         found = Quality(agreement, self.accuracy.result(), digest=self.digest)
         return replace(found, samples=self.samples, seconds=self.seconds)
 
@@ -157,6 +166,7 @@ def judge(
     compare_only: bool = False,
     noise: bool = False,
     more_noise: Iterable[Batch | Question] = (),
+    again: Iterable[Question] = (),
 ) -> tuple[Quality, ...]:
     """Compare every artifact with the first one, batch by batch; keeps a few numbers a sample, no outputs.
 
@@ -172,6 +182,7 @@ def judge(
         noise: Whether the batches are made up.
         more_noise: Made-up batches after them: every artifact must answer these, in the shapes of the first; each
             is judged by itself.
+        again: A few samples in batches of several sizes, which a file that rounds must answer alike.
 
     Raises:
         Refused: The labels do not fit the outputs, or the metric misbehaves.
@@ -185,7 +196,7 @@ def judge(
     asked = (Question(*batch)._replace(made_up=noise, counted=noise) for batch in batches)
     more = (Question(*batch)._replace(made_up=True, counted=noise, alone=True) for batch in more_noise)
     specs = baseline.session.artifact.outputs
-    for group in _together(itertools.chain(asked, more)):
+    for group in _together(itertools.chain(asked, more, again)):
         try:
             answers = baseline.outputs([entry.inputs for entry in group])
         except WorkerFailed as error:
@@ -193,7 +204,7 @@ def judge(
             return (Quality(failure=str(error)), *[Quality(failure=reason)] * len(others))
         expected = [_by_name(found, baseline.session.artifact) for found in answers]
         for wanted, given in zip(expected, group, strict=True):
-            if not given.made_up and given.scores:
+            if not given.made_up and given.scores and not given.again:
                 baseline.accuracy.update(wanted, wanted, given.labels)
         for entry in others:
             entry.update(expected, specs, group)

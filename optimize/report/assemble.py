@@ -248,7 +248,8 @@ def _about_rows(rows: Sequence[Row], on: str | None = None) -> Iterator[str]:
             yield f"{row.name} is {times:.2f}x slower than {plain.name} on {where}: deploy the float file {there}."
     for row in rows:
         if row.agreement is not None and not agrees(row) and not row.differs:  # which its reason says
-            yield f"{row.name} answers differently from the original: {row.agreement.sqnr_db:.1f} dB."
+            level, sizes = f"{row.agreement.sqnr_db:.1f} dB", row.agreement.differing_batches
+            yield f"{row.name} answers differently from the original: {level}. {sizes}".rstrip()
         elif row.agreement is not None and row.agreement.caution:
             yield f"{row.name} {row.agreement.caution}"
 

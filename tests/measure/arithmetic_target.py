@@ -33,8 +33,8 @@ class Arithmetic(Runner):
     """Returns ``factor * x`` after ``sleep_s``; ends its process at call ``dies_at``, hangs at ``hangs_at``.
 
     It takes ``x`` beyond ``clips`` for that. From call ``forgets_at`` it returns zeros, from call ``marks_at`` it
-    writes into its input. ``takes_s`` is what the clocks of its process say of a run, however long it is. As many
-    threads as ``meets`` says return from a run together.
+    writes into its input. Batches of ``negates_from`` and more are negated. ``takes_s`` is what the clocks of its
+    process say of a run, however long it is. As many threads as ``meets`` says return from a run together.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -61,6 +61,8 @@ class Arithmetic(Runner):
         if "meets" in self.behaviour and threading.current_thread() is not threading.main_thread():
             count = self.behaviour["meets"]
             MEETINGS.setdefault(count, threading.Barrier(count)).wait(PATIENCE_S)
+        if len(inputs[0]) >= self.behaviour.get("negates_from", np.inf):
+            return [-inputs[0]]
         factor = 0.0 if self.calls >= self.behaviour.get("forgets_at", np.inf) else self.behaviour.get("factor", 1.0)
         found = inputs[0].clip(-(most := self.behaviour.get("clips", np.inf)), most) * np.float32(factor)
         if self.calls >= self.behaviour.get("marks_at", np.inf):

@@ -13,7 +13,7 @@ from optimize.errors import Refused
 from optimize.measure import feed, quality
 from optimize.measure.feed import Arrays
 from optimize.measure.fleet import Fleet, Session, WorkerFailed
-from optimize.measure.quality import judge, judge_elsewhere, require_steady
+from optimize.measure.quality import Question, judge, judge_elsewhere, require_steady
 from optimize.measure.subjects import Subject, other_outputs
 from optimize.measure.worker import UNSTEADY
 from optimize.targets.base import Artifact, TensorSpec
@@ -95,6 +95,22 @@ def test_noise_does_not_count_for_a_file_that_rounds(make: Make) -> None:
         _, once, both = judge(fleet, [([X], LABELS)], more_noise=[([100 * X], None)])
     assert once.agreement is not None and once.agreement.judged and round(once.agreement.max_abs_error, 2) == 0.1
     assert both.agreement is not None and round(both.agreement.max_abs_error, 2) == 10.0
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_file_that_rounds_answers_the_same_samples_alike_in_any_batch(make: Make, *, noise: bool) -> None:
+    again = [Question([np.tile(X, (size, 1))], again=3 * size) for size in (1, 2)]
+    files = [make(), *(replace(make(factor=0.9, **said), precision="int8") for said in ({}, {"negates_from": 6}))]
+    with Fleet([*files, make(negates_from=6)]) as fleet:
+        _, alike, apart, plain = judge(fleet, [([X], None)], noise=noise, again=again)
+    assert alike.agreement is not None and round(alike.agreement.sqnr_db) == 20 and not alike.agreement.batches
+    assert alike.agreement.judged is not noise and not alike.agreement.differing_batches
+    assert apart.agreement is not None and apart.agreement.judged and round(apart.agreement.sqnr_db) == -6
+    assert apart.agreement.differing_batches == (
+        "It answers the same samples otherwise in batches of other sizes: 3 (20.0 dB), 6 (-6.0 dB). "
+        "Keep to a batch that it is right at (--static-batch), or take another file."
+    )
+    assert plain.agreement is not None and plain.agreement.max_abs_error == 0  # is held against more noise
 
 
 def test_every_file_must_answer_to_more_noise(make: Make) -> None:

@@ -114,7 +114,7 @@ def test_contract(report: Report) -> None:
     }  # fmt: skip
     assert set(row["speedup"]) == {"ratio", "ci_low", "ci_high"}
     assert set(row["agreement"]) == {
-        "sqnr_db", "max_abs_error", "top1", "judged", "outputs", "lost", "unproved", "beside"
+        "sqnr_db", "max_abs_error", "top1", "judged", "outputs", "lost", "unproved", "beside", "batches"
     }  # fmt: skip
     assert {"metric", "value", "baseline", "samples"} <= set(row["accuracy"])
     assert set(row["coverage"]) == {"quantized", "left_float", "kernels", "source"}
