@@ -190,7 +190,7 @@ def _per_channel(flow: Flow, node: fx.Node) -> Axes:
     x, *parameters = (source for source in node.args[:5] if isinstance(source, fx.Node))
     axes = list(flow.of(x))
     for parameter in parameters:
-        if sizes(parameter) != [1]:
+        if sizes(parameter) not in ([], [1]):  # one number for all
             axes[1] = flow.channels.tie(axes[1], flow.of(parameter)[0], reaches(node, "has parameters of fixed width"))
     return tuple(axes)
 

@@ -322,3 +322,15 @@ def test_a_pool_that_may_hang_over_a_free_border_is_left_alone() -> None:
         x = torch.randn(2, 3, side, side)
         with torch.no_grad():
             torch.testing.assert_close(merged(x), net(x))
+
+
+def test_sizes_that_data_decides_are_no_obstacle() -> None:
+    net = nets.Called(
+        lambda m, x, at: m.last(torch.tensor_split(m.second(m.first(x)), at, 0)[0]),
+        first=nn.Linear(4, 6),
+        second=nn.Linear(6, 6),
+        last=nn.Linear(6, 2),
+    ).eval()
+    program = optimize.capture(net, (torch.rand(5, 4), torch.tensor([2])))
+    _, outcome = optimize.Reparameterize().apply(program)
+    assert outcome.rewrites

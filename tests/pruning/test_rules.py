@@ -204,3 +204,12 @@ def test_an_axis_that_many_values_share_is_held_once() -> None:
     net = nn.Sequential(nn.Linear(4, 50), *[nn.ReLU(), nn.Tanh()] * 9, nn.Linear(50, 2)).eval()
     axes = dependencies(capture(net, (torch.rand(2, 4),))).axes
     assert len({id(axis) for found in axes.values() for axis in found if axis and len(axis) == 50}) < 4
+
+
+def test_one_slope_for_all_belongs_to_no_channel() -> None:
+    net = Called(
+        lambda m, x, slope: m.last(functional.prelu(m.first(x), slope)), first=nn.Linear(8, 6), last=nn.Linear(6, 2)
+    ).eval()
+    for shape in ((8,), (2, 8)):
+        _, outcome = PruneChannels(0.5).apply(capture(net, (torch.rand(shape), torch.tensor(0.2))))
+        assert [entry.what for entry in outcome.rewrites] == ["6 -> 3 channels"]
