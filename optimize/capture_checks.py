@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
+from optimize.bindings import BatchFixed
 from optimize.dimensions import BATCH
 from optimize.distances import CAP_DB, output_error, ratio_db
 from optimize.errors import Refused, VerificationFailed, first_line
@@ -146,12 +147,17 @@ def tell_fixed_length(program: Program) -> list[str]:
     return [f"{told}--dynamic sequence leaves the length free."] if lengths else []
 
 
-def check_capture(program: Program) -> None:
+def check_capture(program: Program, *, may_fix: bool = False) -> None:
     """Compare a captured program with the eager module it came from; nothing to do where there is none.
+
+    Args:
+        program: Captured from it.
+        may_fix: Whether a batch that nobody has named may become a fixed one.
 
     Raises:
         VerificationFailed: They differ: capture itself would be wrong.
         Refused: They differ for one sample alone, which torch.export takes for any other batch.
+        BatchFixed: The module takes no other batch, and it may be fixed.
     """
     if program.source is None:
         return
@@ -162,7 +168,7 @@ def check_capture(program: Program) -> None:
             hint="The module may compute something new on every call (random numbers, a counter).",
         )
     if program.batch is not None:
-        _check_one_sample(program)
+        _check_batch(program, may_fix=may_fix)
 
 
 def tell_hidden(program: Program, module: torch.nn.Module) -> list[str]:
@@ -229,9 +235,17 @@ def _hide(value: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def _check_one_sample(program: Program) -> None:
-    inputs, expected = program.sample(1), _answer(program, {BATCH: 1})
-    if expected is None or _agree(expected, program.run(inputs)):
+def _check_batch(program: Program, *, may_fix: bool) -> None:
+    if may_fix and not _states_follow_batch(program):
+        raise BatchFixed("a recurrent layer begins with states of so many samples")
+    inputs, expected, error = program.sample(1), list[torch.Tensor](), None
+    try:
+        expected = _expected(program, inputs)
+    except Exception as found:  # some take no statistics over one sample
+        error = found
+    if may_fix and (why := _why_fixed(program, error)):
+        raise BatchFixed(why) from error
+    if error or _agree(expected, program.run(inputs)):
         return
     if _agree(expected, _expected(program, inputs)):  # a module that counts its calls answers otherwise anyway
         raise Refused(
@@ -240,20 +254,36 @@ def _check_one_sample(program: Program) -> None:
         )
 
 
-def looks_up_rows(program: Program) -> bool:
-    """Say whether inputs of a free batch are no samples: others point at their rows, as edges do at a graph's nodes.
+def _states_follow_batch(program: Program) -> bool:
+    """Say whether every recurrent layer's initial state has its input's batch.
 
-    One row alone is no input of such a module: it looks for others.
+    A state of a fixed batch passes shape propagation; with another one the kernel ends the process.
     """
-    if program.batch is None or all(value.is_floating_point() for value in program.inputs):
-        return False
-    try:
-        _expected(program, program.sample(1))
-    except (IndexError, RuntimeError) as error:
-        return re.search(r"(?<!selected )\bindex\b.* out of (bounds|range)", str(error)) is not None
-    except Exception:  # told where it fails on the examples
-        return False
-    return False
+    for node in graph.calls(program.graph, *ops.RECURRENT):
+        x, states, *rest = node.args
+        state = states[0] if isinstance(states, list | tuple) else states
+        batch_axis = 0 if rest[-1] else 1  # the last argument is batch_first
+        if str(state.meta["val"].shape[1]) != str(x.meta["val"].shape[batch_axis]):  # type: ignore[union-attr]
+            return False
+    return True
+
+
+def _why_fixed(program: Program, error: Exception | None) -> str:
+    """Return why a module takes no batch but its example's; empty where it takes a larger one.
+
+    Inputs may be no samples: others point at their rows, as edges do at a graph's nodes, and find them in a longer one.
+
+    Args:
+        program: Captured from it.
+        error: What it says to one sample; None where it answers.
+    """
+    if error is not None and re.search(r"(?<!selected )\bindex\b.* out of (bounds|range)", str(error)):
+        what = "the model points" if all(map(torch.is_floating_point, program.inputs)) else "other inputs point"
+        return f"{what} at its rows, as edges at the nodes of a graph, and a part of them is no input"
+    count = program.samples
+    more = sorted({program.free[BATCH].within(size) for size in (count + 1, 2 * count)} - {count})
+    fails = more and all(_answer(program, {BATCH: size}) is None for size in more)
+    return f"the model fails on batches of {named([str(size) for size in more], 2)}" if fails else ""
 
 
 def answers_apart(program: Program, inputs: tuple[torch.Tensor, ...]) -> bool:

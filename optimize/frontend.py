@@ -19,7 +19,6 @@ from optimize.capture_checks import (
     check_capture,
     check_exceptions,
     check_sizes,
-    looks_up_rows,
     tell_hidden,
     tell_kept,
 )
@@ -32,7 +31,7 @@ from optimize.tracing import light_traces
 
 
 def capture(
-    module: torch.nn.Module,
+    module: torch.nn.Module | torch.export.ExportedProgram,
     args: torch.Tensor | Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -48,7 +47,7 @@ def capture(
     of the batch.
 
     Args:
-        module: The trained module.
+        module: The trained module; of TorchScript, or an exported program, too: of these the batch alone can be free.
         args: Example positional arguments (or the only one); a batch of 1 is doubled, because export specialises on 1.
         kwargs: Example keyword arguments.
         dynamic_batch: Leave dimension 0 of every tensor input free; a model that computes with its batch as a constant
@@ -80,11 +79,16 @@ def capture(
         return linear
     """
     hint = "Make the module and load its weights first; the command opens files: optimize MODEL --to onnx."
-    require(module, torch.nn.Module, "capture", hint=hint)
-    if args is None and kwargs is None:
-        raise UsageError("A module needs example inputs.", hint="optimize.capture(module, (x,))")
-    source, notes = inference_copy(module)
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(() if args is None else args)
+    if args is None and kwargs is None and isinstance(module, torch.nn.Module):
+        raise UsageError("A module needs example inputs.", hint="optimize.capture(module, (x,))")
+    if isinstance(module, torch.jit.ScriptModule | torch.export.ExportedProgram):
+        from optimize.frontend_graphs import capture_whole, require_whole  # which captures by this one
+
+        require_whole(bool(dynamic_size or dynamic), outputs)
+        return capture_whole(module, positional, kwargs or {}, dynamic_batch=dynamic_batch)
+    require(module, torch.nn.Module, "capture", hint=hint)
+    source, notes = inference_copy(module)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))
     names = _input_names(source, positional, kwargs or {})
     asked = _Asked(module, flat, in_spec, names, read_dynamic(dynamic), dynamic_size, outputs)
@@ -146,11 +150,7 @@ def _capture(
         with _masks_as_given():
             exported = _export(unbound, *asked.arrange(inputs), free)
     program = from_exported(exported, inputs, asked.in_spec, source=source, free=free)
-    check_capture(program)
-    if not asked.said and looks_up_rows(program):
-        raise BatchFixed(
-            "other inputs point at its rows, as edges at the nodes of a graph, and a part of them is no input"
-        )
+    check_capture(program, may_fix=not asked.said)
     check_exceptions(program)
     notes.extend(tell_hidden(program, asked.module))
     changed = {name for (path, name), value in after.items() if before.get((path, name)) is not value} - {"forward"}

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import fx
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from optimize import graph, ops
 from optimize.capture_checks import answers_apart
+from optimize.costs import count
 from optimize.dimensions import BATCH, FreeSize
-from optimize.errors import Refused, first_line
+from optimize.distances import output_error
+from optimize.errors import Refused, UsageError, VerificationFailed, first_line, nearest
 from optimize.from_export import free_size, plain_graph_module, quiet_export
 from optimize.frontend import capture
-from optimize.preparation import leave_out, own_inputs, said_of_fixed
+from optimize.preparation import leave_out, own_inputs, private_copy, said_of_fixed
 from optimize.program import Program
+from optimize.wording import named
 
+#: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
+_APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
+#: How many samples TorchScript is tried with: so few always, more within so many products and bytes that are moved.
+_FEW, _BATCHES, _STEPS = 3, (1, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129), 5e9
 #: Sizes that a file leaves free, by the place of an input and the dimension.
 Free = Mapping[tuple[int, int], FreeSize]
 
@@ -40,6 +48,42 @@ class ForeignGraph(torch.nn.Module):
     def original(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return what the file's own runtime answers; None where it is not there."""
         raise NotImplementedError
+
+
+def capture_whole(
+    model: torch.jit.ScriptModule | torch.export.ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_batch: bool = True,
+) -> Program:
+    """Capture a graph of torch's own that somebody holds, with his example inputs, or those of an exported program.
+
+    Raises:
+        OptimizeError: It cannot be captured so.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        inputs = pytree.tree_leaves((tuple(args), dict(kwargs))) or None
+        return capture_exported(model, inputs, dynamic_batch=dynamic_batch)
+    names = [entry.name for entry in model.forward.schema.arguments[1 + len(args) :]]  # type: ignore[attr-defined]
+    if wrong := set(kwargs) - set(names):
+        raise UsageError(f"The module has no input {named(sorted(wrong), 3)}.", hint=nearest(min(wrong), names))
+    flat = pytree.tree_leaves((tuple(args), [kwargs[name] for name in names if name in kwargs]))
+    return capture_torchscript(model, flat, dynamic_batch=dynamic_batch)
+
+
+def require_whole(sizes: bool, outputs: Sequence[str]) -> None:
+    """Check that of a graph no other sizes are to be free, and no outputs chosen.
+
+    Raises:
+        UsageError: They are.
+    """
+    if sizes or outputs:
+        what = "Outputs are chosen" if outputs else "Sizes besides the batch are left free"
+        raise UsageError(
+            f"{what} in eager modules only; this is a graph.",
+            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
+        )
 
 
 def capture_exported(
@@ -118,9 +162,7 @@ def capture_graph(
     if told:
         notes += [f"Free in the exported graph, fixed here to the example's size: {', '.join(told)}."]
     source = None if program.source is None else _Arranged(program.source, out_spec)
-    return dataclasses.replace(
-        program, source=source, in_spec=in_spec, out_spec=out_spec, notes=[*program.notes, *notes]
-    )
+    return replace(program, source=source, in_spec=in_spec, out_spec=out_spec, notes=[*program.notes, *notes])
 
 
 class _Arranged(torch.nn.Module):
@@ -160,29 +202,15 @@ def _freed(
         size = functools.reduce(FreeSize.meet, [free[at] for at in freed if at in free], program.free[BATCH])
         if size.least > 1:
             why = f"takes {size} samples, and files take one"
-        elif _states_follow_batch(program):
-            if {*freed} <= free.keys() or answers_apart(program, inputs):
-                program.free[BATCH] = size
-                return program, program.tell_bounds({})
+        elif {*freed} <= free.keys() or answers_apart(program, inputs):
+            program.free[BATCH] = size
+            return program, program.tell_bounds({})
+        else:
             why = f"answers for each sample by all of its batch{held}"
     except Refused:
         if not dynamic_batch:
             raise
     return capture(plain, inputs, dynamic_batch=False), [f"The exported graph {why}; the batch stays fixed."]
-
-
-def _states_follow_batch(program: Program) -> bool:
-    """Say whether every recurrent layer's initial state has its input's batch.
-
-    A state of a fixed batch passes shape propagation and then aborts the process inside the kernel.
-    """
-    for node in graph.calls(program.graph, *ops.RECURRENT):
-        x, states, *rest = node.args
-        state = states[0] if isinstance(states, list | tuple) else states
-        batch_axis = 0 if rest[-1] else 1  # the last argument is batch_first
-        if str(state.meta["val"].shape[1]) != str(x.meta["val"].shape[batch_axis]):  # type: ignore[union-attr]
-            return False
-    return True
 
 
 def capture_torchscript(
@@ -191,14 +219,17 @@ def capture_torchscript(
     """Capture a TorchScript module through torch's TorchScript-to-export converter.
 
     Raises:
-        Refused: The converter lacks an operator of the module; the message names it.
+        Refused: The converter lacks an operator of the module, which the message names, or the module computes by its
+            batch.
+        VerificationFailed: The program answers otherwise than the module.
     """
     from torch._export.converter import TS2EPConverter
 
     examples = own_inputs(list(inputs), dynamic_batch)
+    module = cast(torch.jit.ScriptModule, private_copy(module).eval())
     try:
         with quiet_export(), torch.no_grad():
-            exported = TS2EPConverter(module.eval(), tuple(examples)).convert()
+            exported = TS2EPConverter(cast(torch.jit.ScriptModule, private_copy(module)), tuple(examples)).convert()
     except Exception as error:
         raise Refused(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
@@ -213,4 +244,76 @@ def capture_torchscript(
         for name, owner, value in setting  # of tensors the graph tells; what a call made is gone after it
         if owner.node().kind() != "prim::CreateObject" and str(value.type()) != "Tensor"
     )
+    hold_against(program, _answers(module, program.inputs))
+    _hold_batches(program, module)
     return program
+
+
+def _answers(module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a module answers, flat, asked as it will be measured, on a copy: it may keep what it saw."""
+    with torch.inference_mode():
+        found = pytree.tree_leaves(private_copy(module)(*[tensor.clone() for tensor in inputs]))
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def hold_against(program: Program, original: Sequence[torch.Tensor]) -> None:
+    """Check what was read of a file against what its own runtime answers to the example inputs.
+
+    Raises:
+        VerificationFailed: It answers otherwise.
+    """
+    for want, found in zip(original, program.run(program.inputs), strict=True):
+        error, scale = output_error(want, found)
+        if error > _APART.get(found.dtype, _USUALLY_APART) * scale:
+            raise VerificationFailed(
+                f"What was read of the file answers otherwise than its runtime: by {error / scale:.1e} of the largest.",
+                hint="This is a defect of the reader, not of your model. Give the PyTorch model, and report it.",
+            )
+
+
+def _hold_batches(program: Program, module: torch.jit.ScriptModule) -> None:
+    """Check that a module answers as its program for fewer samples, and for more.
+
+    Raises:
+        Refused: It does not: the program has the branch that the example took, or the number that its size became.
+    """
+    if program.batch is None:
+        return
+    whole: Any = module.inlined_graph  # what is asked of it ends with it
+    branches, stats = any(map(_asks_size, whole.findAllNodes("prim::If"))), count(program)
+    for batch, tried in zip(_BATCHES, itertools.accumulate(_BATCHES), strict=True):
+        if batch > _FEW and not branches and tried * (stats.macs + stats.moved_bytes) > _STEPS:
+            return
+        inputs, wanted = program.sample(batch), None
+        with contextlib.suppress(Exception):  # so many it may not take
+            wanted = _answers(module, inputs)
+        if wanted is None:
+            continue
+        try:
+            hold_against(replace(program, inputs=inputs), wanted)
+        except Exception as error:
+            raise Refused(
+                f"The model computes by its batch, and otherwise with {batch} samples than with {program.batch}, so "
+                "the batch cannot stay free.",
+                hint="Fix it (--static-batch 1, dynamic_batch=False), or give the eager module, whose bounds are read.",
+            ) from error
+
+
+def _asks_size(branch: Any) -> bool:
+    """Say whether a branch of TorchScript is taken by a leading size, and not to refuse it."""
+    if any(block.findNode("prim::RaiseException", recurse=False) is not None for block in branch.blocks()):
+        return False
+    waiting, seen = [next(branch.inputs())], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if value.unique() in seen:
+            continue
+        seen.add(value.unique())
+        node = value.node()
+        place = list(node.inputs())[1:2] if node.kind() in ("aten::size", "aten::__getitem__") else []
+        if place and place[0].toIValue() not in (None, 0):
+            continue
+        if node.kind() in ("aten::size", "aten::len", "aten::numel"):
+            return True
+        waiting += node.inputs()
+    return False

@@ -34,7 +34,7 @@ class Job:
     """What one run is asked to do.
 
     Attributes:
-        source: A file, ``package.module:factory``, a module, or a captured program.
+        source: A file, ``package.module:factory``, a module, an exported or a captured program.
         recipe: Passes, targets and data.
         inputs: Example inputs, when the caller has them.
         out: Folder for the artifacts and the report.
@@ -50,7 +50,7 @@ class Job:
             where None.
     """
 
-    source: str | Path | torch.nn.Module | Program
+    source: str | Path | torch.nn.Module | torch.export.ExportedProgram | Program
     recipe: Recipe
     inputs: Sequence[Any] | None = None
     out: Path = Path("optimized")
@@ -84,7 +84,8 @@ class Job:
         """The class of the module that a Python caller gives, or captured; empty of files and factories."""
         if isinstance(self.source, Program):
             return type(self.source.source).__name__ if self.source.source is not None else "Program"
-        return type(self.source).__name__ if isinstance(self.source, torch.nn.Module) else ""
+        is_held = isinstance(self.source, torch.nn.Module | torch.export.ExportedProgram)
+        return getattr(self.source, "original_name", type(self.source).__name__) if is_held else ""
 
     @property
     def stem(self) -> str:
@@ -192,10 +193,10 @@ def open_program(job: Job, progress: Progress | None = None) -> CapturedModel:
             hint = "Leave inputs, dynamic, dynamic_size and outputs to optimize.capture."
             raise UsageError("A captured program has its inputs, sizes and outputs.", hint=hint)
         return CapturedModel(job.source, job.object_name)
-    if isinstance(job.source, torch.nn.Module):
-        if job.inputs is None:
+    if isinstance(job.source, torch.nn.Module | torch.export.ExportedProgram):
+        if job.inputs is None and isinstance(job.source, torch.nn.Module):
             raise UsageError("A module needs example inputs.", hint="optimize.optimize(module, (x,), ...)")
-        return CapturedModel(capture_module(job.source, job.inputs, how), type(job.source).__name__)
+        return CapturedModel(capture_module(job.source, job.inputs, how), job.object_name)
     return capture_source(
         ModelSource.of(job.source, model=job.factory),
         lambda takes: job.inputs if job.inputs is not None else example_inputs(job.recipe, takes),

@@ -75,6 +75,11 @@ def check_parts(module: torch.nn.Module) -> None:
         Refused: A part is something else; the message names it.
     """
     for path, child in _parts(module):
+        if isinstance(child, torch.jit.ScriptModule):
+            raise Refused(
+                f"{_named(path, child)} is TorchScript, which is no part of an eager module.",
+                hint="Give it as it was before torch.jit.script or torch.jit.trace, or script all of the model.",
+            )
         for holder, kind in _HOLDERS.items():
             held = vars(child).get(holder)
             if not isinstance(held, Mapping):

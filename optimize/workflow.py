@@ -56,7 +56,7 @@ _OTHER_BATCHES = (1, 7)
 
 
 def optimize(
-    model: torch.nn.Module | Program | str | Path,
+    model: torch.nn.Module | torch.export.ExportedProgram | Program | str | Path,
     inputs: Sequence[Any] | None = None,
     *,
     passes: Sequence[Pass] = (),
@@ -82,7 +82,8 @@ def optimize(
     """Take a trained model through passes to verified files in ``out``, measure them there, and report.
 
     Args:
-        model: A module, what ``optimize.capture`` made of one, a model file, or ``package.module:factory``.
+        model: A module, an exported program, what ``optimize.capture`` made of one, a model file, or
+            ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); left out where the file or the program holds some.
         passes: Passes in order, and no others; each precision pass (INT8, FP16) makes a variant beside float32. Yours
             stand among them, any ``optimize.passes.base.Pass``; ``optimize.register_pass`` gives one a name in recipes.

@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 import optimize
 from models import REFERENCES
 from optimize.cli.failures import quiet
-from optimize.errors import InputsMisfit, Refused, VerificationFailed
+from optimize.errors import InputsMisfit, Refused, UsageError, VerificationFailed
 from optimize.frontend_graphs import capture_exported, capture_torchscript
 from optimize.load import capturing
 from optimize.load.capturing import Capturing, capture_model, capture_module
@@ -184,6 +184,46 @@ def test_rows_that_others_point_at_are_no_samples() -> None:
     assert said.dynamic[0] and not said.notes  # who says that they are many knows what they are
     quantized, _ = optimize.QuantizeStatic(calibration=[(torch.randn(10, 3), *ends)]).apply(program)
     assert quantized.quantization is not None
+
+
+@pytest.mark.parametrize(
+    ("compute", "inputs", "why"),
+    [
+        (lambda m, x, y: m.linear(x).diagonal_scatter(y), [(5, 5), (5,)], "the model fails on batches of 6, 10"),
+        (lambda m, x: m.linear(x)[torch.tensor([0, 3])], [(5, 5)], "the model points at its rows, as edges at the "),
+    ],
+)
+def test_a_batch_of_which_no_other_runs_is_fixed(
+    compute: Callable[..., torch.Tensor], inputs: list[tuple[int, ...]], why: str
+) -> None:
+    net = nets.Called(compute, linear=nn.Linear(5, 5)).eval()
+    program = optimize.capture(net, [torch.randn(shape) for shape in inputs])
+    assert program.batch is None and len(program.notes) == 1
+    assert program.notes[0].startswith(f"The batch stays fixed to 5: {why}")
+
+
+def test_graphs_of_torch_itself_are_captured_as_they_are_held() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.ReLU())
+    x, scripted = torch.randn(5, 3), torch.jit.script(net)
+    exported = torch.export.export(net.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for held, args, kwargs in (
+        (scripted, (x,), {}),
+        (scripted, (), {"input": x}),
+        (torch.jit.trace(net, x), (x,), {}),
+        (exported, None, None),
+        (exported, (x[:3],), None),
+    ):
+        program = optimize.capture(held, args, kwargs)
+        assert program.batch in (3, 5) and torch.equal(program(x[:2]), net(x[:2]))
+        with pytest.raises(UsageError, match="Sizes besides the batch are left free in eager modules only"):
+            optimize.capture(held, args, kwargs, dynamic_size=True)
+    assert scripted.training  # is the caller's, as it was
+    with pytest.raises(UsageError, match=r"no input data\.\nKnown: input"):
+        optimize.capture(scripted, kwargs={"data": x})
+    with pytest.raises(UsageError, match="needs example inputs"):
+        optimize.capture(scripted)
+    with pytest.raises(Refused, match="The layer '0' \\(RecursiveScriptModule\\) is TorchScript, which is no part"):
+        optimize.capture(nn.Sequential(scripted, nn.Linear(4, 2)), x)
 
 
 def test_examples_may_be_more_than_a_batch_is_bounded_by() -> None:

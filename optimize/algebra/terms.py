@@ -37,7 +37,7 @@ class Layout(Enum):
         return value.dim() in ranks and isinstance(value.shape[self.axis(value)], int)
 
     def positions(self, value: torch.Tensor) -> int:
-        """Return how often an operator is applied to make a value of the example's size; data's own sizes count as 1."""
+        """Return how often an operator is applied to make a value of the example's size; sizes of data count as 1."""
         others = value.shape[2:] if self is Layout.FIRST else value.shape[:-1]
         return math.prod(size if isinstance(size, int) else size.node.hint or 1 for size in others)
 

@@ -136,7 +136,7 @@ def find_front(job: Job, goal: Goal, *, progress: Progress | None = None) -> Rep
 
 
 def find_best(
-    model: torch.nn.Module | str | Path,
+    model: torch.nn.Module | torch.export.ExportedProgram | str | Path,
     inputs: Sequence[Any] | None = None,
     *,
     calibrate: Any = None,
@@ -168,7 +168,7 @@ def find_best(
     Whatever ends it, ``out`` holds the best found so far, and the same call goes on from there.
 
     Args:
-        model: A module, a model file, or ``package.module:factory``.
+        model: A module, an exported program, a model file, or ``package.module:factory``.
         inputs: Example inputs (positional arguments of the module); may be left out when the file holds some.
         calibrate: What INT8 is calibrated and, without ``evaluate``, files are judged on: batches of inputs.
         evaluate: Labelled data: anything ``optimize.data.open_data`` opens. One of both there must be.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,17 +14,21 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from optimize.capture_checks import check_capture, finite_examples, tell_fixed_length, vary_tokens
-from optimize.costs import count
 from optimize.dimensions import Said
-from optimize.distances import output_error
-from optimize.errors import InputsMisfit, InputsUnknown, Refused, UsageError, VerificationFailed
+from optimize.errors import InputsMisfit, InputsUnknown, Refused
 from optimize.frontend import capture
-from optimize.frontend_graphs import ForeignGraph, capture_exported, capture_graph, capture_torchscript
+from optimize.frontend_graphs import (
+    ForeignGraph,
+    capture_exported,
+    capture_graph,
+    capture_torchscript,
+    hold_against,
+    require_whole,
+)
 from optimize.load.exported import Exported
-from optimize.preparation import inference_copy, private_copy
+from optimize.preparation import inference_copy
 from optimize.program import Program
 
 #: Sides of square images, those that people train with first; a network that ends in a Linear runs with one alone.
@@ -56,10 +59,6 @@ class Capturing:
 #: Gives example inputs, where a file has none of its own, by the arguments of its forward, and whether that can do
 #: without each; none where nobody knows them yet.
 Inputs = Callable[[Mapping[str, bool]], Sequence[Any]]
-#: How far two runtimes may be apart, of the largest output: sums of other orders, kernels that approximate.
-_APART, _USUALLY_APART = {torch.float16: 2e-2, torch.bfloat16: 1e-1}, 1e-4
-#: How many samples TorchScript is tried with: so few always, more within so many products and bytes that are moved.
-_FEW, _BATCHES, _STEPS = 3, (1, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129), 5e9
 _OPTIONS = (
     "Check --input-shape (sizes without the batch, 3,224,224, of other types 16:int64, 16:bool or 16:bfloat16, ';' "
     "between inputs), what --preprocess makes of pictures, or the data."
@@ -85,12 +84,8 @@ def capture_model(
         OptimizeError: It cannot be captured so.
     """
     is_eager = isinstance(held, torch.nn.Module) and not isinstance(held, torch.jit.ScriptModule)
-    if (how.dynamic_size or how.dynamic or how.outputs) and not is_eager:
-        what = "Outputs are chosen" if how.outputs else "Sizes besides the batch are left free"
-        raise UsageError(
-            f"{what} in eager modules only; this file holds a graph.",
-            hint="Give the module: its whole-module file, or its state dict with --model package.module:factory.",
-        )
+    if not is_eager:
+        require_whole(bool(how.dynamic_size or how.dynamic), how.outputs)
     if not isinstance(held, torch.nn.Module):
         program = capture_program(held, dynamic_batch=how.static_batch is None)
     else:
@@ -98,8 +93,6 @@ def capture_model(
         try:
             if isinstance(held, torch.jit.ScriptModule):
                 program = capture_torchscript(held, examples, dynamic_batch=how.static_batch is None)
-                _hold_against(program, _answers(held, program.inputs))
-                _hold_batches(program, held)
             elif isinstance(held, ForeignGraph):
                 program = capture_foreign(held, examples, how)
             else:
@@ -178,82 +171,14 @@ def capture_foreign(held: ForeignGraph, inputs: Sequence[Any], how: Capturing) -
         return replace(
             program, notes=[*program.notes, *notes, "Its own runtime is not installed: nothing was compared."]
         )
-    _hold_against(program, original)
+    hold_against(program, original)
     return replace(program, notes=[*program.notes, *notes])
 
 
-def _answers(module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what a module answers, flat, asked as it will be measured, on a copy: it may keep what it saw."""
-    with torch.inference_mode():
-        found = pytree.tree_leaves(private_copy(module)(*[tensor.clone() for tensor in inputs]))
-    return [value for value in found if isinstance(value, torch.Tensor)]
-
-
-def _hold_against(program: Program, original: Sequence[torch.Tensor]) -> None:
-    """Check what was read of a file against what its own runtime answers to the example inputs.
-
-    Raises:
-        VerificationFailed: It answers otherwise.
-    """
-    for want, found in zip(original, program.run(program.inputs), strict=True):
-        error, scale = output_error(want, found)
-        if error > _APART.get(found.dtype, _USUALLY_APART) * scale:
-            raise VerificationFailed(
-                f"What was read of the file answers otherwise than its runtime: by {error / scale:.1e} of the largest.",
-                hint="This is a defect of the reader, not of your model. Give the PyTorch model, and report it.",
-            )
-
-
-def _hold_batches(program: Program, module: torch.jit.ScriptModule) -> None:
-    """Check that a module answers as its program for fewer samples, and for more.
-
-    Raises:
-        Refused: It does not: the program has the branch that the example took, or the number that its size became.
-    """
-    if program.batch is None:
-        return
-    whole: Any = module.inlined_graph  # what is asked of it ends with it
-    branches, stats = any(map(_asks_size, whole.findAllNodes("prim::If"))), count(program)
-    for batch, tried in zip(_BATCHES, itertools.accumulate(_BATCHES), strict=True):
-        if batch > _FEW and not branches and tried * (stats.macs + stats.moved_bytes) > _STEPS:
-            return
-        inputs, wanted = program.sample(batch), None
-        with contextlib.suppress(Exception):  # so many it may not take
-            wanted = _answers(module, inputs)
-        if wanted is None:
-            continue
-        try:
-            _hold_against(replace(program, inputs=inputs), wanted)
-        except Exception as error:
-            raise Refused(
-                f"The model computes by its batch, and otherwise with {batch} samples than with {program.batch}, so "
-                "the batch cannot stay free.",
-                hint="Fix it (--static-batch 1, dynamic_batch=False), or give the eager module, whose bounds are read.",
-            ) from error
-
-
-def _asks_size(branch: Any) -> bool:
-    """Say whether a branch of TorchScript is taken by a leading size, and not to refuse it."""
-    if any(block.findNode("prim::RaiseException", recurse=False) is not None for block in branch.blocks()):
-        return False
-    waiting, seen = [next(branch.inputs())], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if value.unique() in seen:
-            continue
-        seen.add(value.unique())
-        node = value.node()
-        place = list(node.inputs())[1:2] if node.kind() in ("aten::size", "aten::__getitem__") else []
-        if place and place[0].toIValue() not in (None, 0):
-            continue
-        if node.kind() in ("aten::size", "aten::len", "aten::numel"):
-            return True
-        waiting += node.inputs()
-    return False
-
-
-def capture_module(module: torch.nn.Module, inputs: Sequence[Any], how: Capturing) -> Program:
-    """Capture an eager module, at other sizes too where those are to be free.
+def capture_module(
+    module: torch.nn.Module | torch.export.ExportedProgram, inputs: Sequence[Any] | None, how: Capturing
+) -> Program:
+    """Capture a module, at other sizes too where those are to be free.
 
     Raises:
         Refused: It cannot be captured so.
