@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from optimize.errors import UsageError
+from optimize.errors import Refused, UsageError
 from optimize.escaping import shortened
 
 #: Values in one input with all its samples: 4 GB in float32.
@@ -181,6 +182,17 @@ def finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} bounds nothing")
     return number
+
+
+def require_trained(state: Mapping[str, Any]) -> None:
+    """Check that the weights that a training left, by their names, are finite.
+
+    Raises:
+        Refused: One of them is not.
+    """
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise Refused(f"Training left '{name}' not finite.", hint="Lower the learning rate.")
 
 
 def read_number(text: str, above: float = -math.inf) -> float:

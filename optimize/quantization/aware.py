@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from optimize import graph, ops
-from optimize.errors import Refused
+from optimize.bounds import require_trained
 from optimize.graph import aten
 from optimize.plan import Range
 from optimize.program import Program, tensor_value
@@ -194,9 +194,7 @@ class QuantizedModule(nn.Module):
         Raises:
             Refused: Training left a weight or a step that is not finite.
         """
-        for name, value in self.state_dict().items():
-            if value.is_floating_point() and not bool(value.isfinite().all()):
-                raise Refused(f"Training left '{name}' not finite.", hint="Lower the learning rate.")
+        require_trained(self.state_dict())
         with torch.no_grad():
             for layer in (node for node in self.body.graph.nodes if node.name in self._own):
                 weight = self.body.get_parameter(_path(layer))

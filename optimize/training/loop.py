@@ -16,6 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from torch.utils.checkpoint import checkpoint as computed_again
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from optimize import processor
+from optimize.bounds import require_trained
 from optimize.errors import Refused, TargetUnavailable, UsageError, blaming, nearest
 from optimize.progress import Progress, silent
 from optimize.regular import find, shown
@@ -39,6 +41,14 @@ _SLOW = (
     "This processor has no instruction for products of bfloat16: they take many times as long as in float32, nine "
     "times for a ResNet-20. precision='float32' trains as well."
 )
+_FITTING = (
+    "A batch is a pair of tensors: what the module takes, alone, as a tuple or a dictionary, and what losses read."
+)
+#: What numbers are, and from where to where.
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "epochs": (Integral, 1, math.inf), "accumulate": (Integral, 1, math.inf), "seed": (Integral, -math.inf, math.inf),
+    "warm_up": (Real, 0, 1), "average": (Real, 0, 1), "rate": (Real, 0, 1e6), "clip": (Real, 0, math.inf),
+}  # fmt: skip
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 _DONE = (
     "Nothing is trained: '{}' holds this training's end. Remove it, or give another folder, to train anew, as with "
@@ -143,11 +153,16 @@ class Training:
         """Check what can be.
 
         Raises:
-            UsageError: A number is out of its range.
+            UsageError: A number is out of its range, or the data is gone once it was gone through.
         """
-        bounds = {"epochs": (1, math.inf), "accumulate": (1, math.inf), "warm_up": (0, 1), "average": (0, 1)}
-        for name, (low, high) in bounds.items():
-            if (value := getattr(self, name)) is not None and not low <= value <= high:
+        for name, (kind, low, high) in _RANGES.items():
+            value: Any = getattr(self, name)
+            is_number = isinstance(value, kind)
+            if value is None:
+                continue
+            if not is_number:
+                raise UsageError(f"{name}={value!r} is no {'whole ' * (kind is Integral)}number.")
+            if not low <= value <= high:
                 raise UsageError(f"{name}={value} is not from {low} to {high:g}.")
         if self.precision not in _PRECISIONS:
             raise UsageError(f"precision='{self.precision}' is none of {', '.join(_PRECISIONS)}.")
@@ -159,6 +174,11 @@ class Training:
         if isinstance(self.data, Dataset) and not isinstance(self.data, IterableDataset):
             hint = "DataLoader(dataset, batch_size=64, shuffle=True)."
             raise UsageError("Training takes batches, and a Dataset gives single samples.", hint=hint)
+        if isinstance(self.data, Iterator) or not isinstance(self.data, Iterable):
+            hint = "Give a list of batches, a DataLoader, or an object whose __iter__ begins anew."
+            raise UsageError(
+                f"Batches are wanted that can be gone through again: {type(self.data).__name__} is none.", hint=hint
+            )
 
     def __call__(self, module: nn.Module) -> History:
         """Train a module.
@@ -166,7 +186,8 @@ class Training:
         Raises:
             UsageError: There is no batch, nothing that learns, or a loss lacks what it compares.
             TargetUnavailable: Accelerate is not installed.
-            Refused: A loss is not finite, or the folder holds a damaged checkpoint or that of another training.
+            Refused: A loss, a score or a weight is not finite, a batch does not fit the module or a loss, or the folder
+                holds a damaged checkpoint or that of another training.
         """
         with _brought_back(module, self.teacher):
             return _Trainer(self, module).run()
@@ -234,13 +255,15 @@ class _Trainer:
         for epoch in range(len(self.losses), self.asked.epochs):
             if self._is_over():
                 break
-            self.losses.append(self._epoch(epoch))
+            with blaming(f"Epoch {epoch + 1} of the training", _FITTING):
+                self.losses.append(self._epoch(epoch))
             self._judge()
             self._keep()
         result = self.averaged.module if self.averaged is not None else self.module
         self.module.load_state_dict(self.best or result.state_dict())
         self._prune(self.steps_of_epoch * self.asked.epochs)
         self.masks.apply()  # an average remembers what has gone
+        require_trained(self.module.state_dict())
         self.accelerator.wait_for_everyone()
         self.module.eval()
         moved = {name: value.cpu() for name, value in self.movement.items()}
@@ -322,8 +345,10 @@ class _Trainer:
         if self.asked.judge is None:
             return
         subject = self.averaged.module if self.averaged is not None else self.module
-        with torch.no_grad():
+        with torch.no_grad(), blaming("judge", "It takes the module, and returns a number."):
             (score,) = _broadcast([float(self.asked.judge(subject.eval()))])
+        if math.isnan(score):
+            raise Refused(f"judge returned {score}.", hint="Lower the rate, or look at what it computes.")
         if not self.scores or score > max(self.scores):
             self.best = {name: value.detach().cpu().clone() for name, value in subject.state_dict().items()}
         self.scores.append(score)
@@ -521,7 +546,7 @@ def recomputing(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
     Raises:
         UsageError: There is no module of that name.
     """
-    known = dict(module.named_modules())
+    known = {name: child for name, child in module.named_modules() if name}
     with contextlib.ExitStack() as stack:
         for name in names:
             if name not in known:

@@ -201,14 +201,19 @@ def test_pruned_and_quantized_networks_are_trained_by_it(batches: Batches) -> No
     "change, match",
     [
         ({"epochs": 0}, "epochs=0 is not from 1"),
+        ({"epochs": "3"}, "epochs='3' is no whole number"),
+        ({"accumulate": 1.5}, r"accumulate=1\.5 is no whole number"),
+        ({"rate": float("nan")}, r"rate=nan is not from 0 to 1e\+06"),
         ({"warm_up": 1.5}, "warm_up=1.5 is not from 0 to 1"),
+        ({"data": iter([])}, "can be gone through again: list_iterator is none"),
+        ({"data": 5}, "can be gone through again: int is none"),
         ({"precision": "int8"}, "precision='int8' is none of"),
         ({"patience": 2}, "nothing judges"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(change: dict[str, Any], match: str, batches: Batches) -> None:
     with pytest.raises(UsageError, match=match):
-        Training(batches, **change)
+        Training(**{"data": batches, **change})
 
 
 @pytest.mark.parametrize(
@@ -223,11 +228,30 @@ def test_what_cannot_be_is_said_at_once(change: dict[str, Any], match: str, batc
             "loss of epoch 1 is nan",
         ),
         ([torch.randn(8, 4)], (Attention({"0": "0"}),), r"Values of shape \[8, 8\] have no places"),
+        (
+            [(torch.randn(8, 4), torch.full((8,), 7))],
+            (Labels(),),
+            "Epoch 1 of the training raised IndexError: Target 7",
+        ),
+        ([(torch.randn(8, 3), torch.zeros(8))], (Labels(),), "Epoch 1 of the training raised RuntimeError: mat1"),
     ],
 )
 def test_what_goes_wrong_is_a_sentence(data: Any, losses: Any, match: str) -> None:
     with pytest.raises(OptimizeError, match=match):
         Training(data, losses, net())(net())
+
+
+def test_what_is_no_number_is_refused(batches: Batches) -> None:
+    for judge, told in ((lambda _: math.nan, "judge returned nan"), (lambda _: None, "judge raised TypeError")):
+        with pytest.raises(Refused, match=told):
+            Training(batches, judge=judge)(net())  # type: ignore[arg-type, return-value]
+
+    class Last(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["params"][0].data.fill_(math.nan)
+
+    with pytest.raises(Refused, match=r"Training left '0\.weight' not finite"):
+        Training(batches[:1], optimizer=lambda weights: Last(weights, 0.1))(net())
 
 
 def test_what_does_not_learn_is_said(batches: Batches) -> None:
