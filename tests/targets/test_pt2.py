@@ -493,3 +493,41 @@ def test_sums_behind_a_float_layer_are_added_in_place(maps_and_rows: tuple[Progr
         text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp"))
     calls = [line for line in text.splitlines() if "CHECK(aoti_torch_cpu__qlinear_pointwise_binary" in line]
     assert len(calls) == 2 and all('"sum"' in line for line in calls)
+
+
+def _lines(net: Any, x: Tensor) -> Tensor:
+    """Convolutions of one dimension, the activation of one read twice; rows that lie in another order."""
+    y = net.first(x).relu()
+    z = net.second(nn.functional.pad(y, (2, 0))).relu() + y
+    steps, _ = net.steps(net.third(z).transpose(1, 2) + z.transpose(1, 2))
+    return net.rows(steps)
+
+
+def test_lines_with_shortcuts_and_steps_in_time_are_compiled(tmp_path: Path) -> None:
+    if not TARGET.available().export:
+        pytest.skip("there is no C++ compiler: apt install g++")
+    layers = {
+        "first": seeded(nn.Conv1d, 6, 8, 3, padding=1), "second": seeded(nn.Conv1d, 8, 8, 3),
+        "third": seeded(nn.Conv1d, 8, 8, 3, padding=1), "steps": seeded(nn.GRU, 8, 7, batch_first=True),
+        "rows": seeded(nn.Linear, 7, 5),
+    }  # fmt: skip
+    program = quantized(captured(_lines, (6, 20), **layers), [draw(32, 6, 20)])
+    artifact = TARGET.export(program, tmp_path / "net.pt2")
+    assert artifact.coverage is not None and len(artifact.coverage.quantized) == 4
+    runner = artifact.load(threads=1)
+    for x in (draw(1, 6, 20, seed=1), draw(5, 6, 20, seed=2)):
+        assert sqnr_db(program(x), runner(x)) > 25
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_values_that_lie_in_order_are_rounded_as_they_are(*, is_turned: bool) -> None:
+    """A copy between a layer and the rounding behind it would keep its kernel from returning integers."""
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        y = net.first(x).relu() + x
+        return net.second(y.transpose(1, 2) if is_turned else y)
+
+    layers = {"first": seeded(nn.Linear, 6, 6), "second": seeded(nn.Linear, 6, 3)}
+    program = quantized(captured(compute, (6, 6), **layers), [draw(32, 6, 6)])
+    copies = graph.calls(lower(program)[0].graph, aten.clone.default)
+    assert [graph.is_call(copy.args[0], aten.transpose.int) for copy in copies] == [True] * is_turned

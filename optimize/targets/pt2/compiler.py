@@ -97,6 +97,35 @@ def expect_channels_last() -> None:
     lowering.is_contiguous_storage_and_layout = lambda x: False  # type: ignore[attr-defined]
 
 
+def fuse_once() -> None:
+    """Let inductor put no second activation or sum into a convolution that has one: it meant to, and asserts that.
+
+    A convolution whose activation several read has it, and is looked at again where one of them adds it to another.
+    """
+    fusion = importlib.import_module("torch._inductor.fx_passes.quantization")
+    before = fusion._is_valid_qconv_post_op_fusion_pattern
+
+    def valid(has_binary_post_op: bool = False) -> Callable[[Any], bool]:
+        check = before(has_binary_post_op)
+        return lambda match: match.kwargs["postop_name"] == "none" and check(match)
+
+    fusion._is_valid_qconv_post_op_fusion_pattern = valid  # type: ignore[attr-defined]
+
+
+def shape_lines() -> None:
+    """Let torch know the length that an integer convolution of one dimension returns.
+
+    Its packed weights have two, the first of which is 1, and torch takes that for the kernel's size.
+    """
+    meta = importlib.import_module("torch._meta_registrations")
+    before = meta.calc_conv_nd_return_shape
+
+    def shape(x: torch.Tensor, weight: torch.Tensor, *settings: Any) -> list[Any]:
+        return before(x, weight.select(2, 0) if weight.dim() > x.dim() else weight, *settings)
+
+    meta.calc_conv_nd_return_shape = shape  # type: ignore[attr-defined]
+
+
 def add_in_place() -> None:
     """Let integer linear layers add to what other kernels of oneDNN have returned, where it lies.
 
@@ -158,6 +187,8 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
     operators()
     pack_for_one_sample()
     expect_channels_last()
+    fuse_once()
+    shape_lines()
     add_in_place()
     try:
         exported = torch.export.load(program)

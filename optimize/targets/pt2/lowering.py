@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from optimize import graph
+from optimize import graph, ops
 from optimize.errors import Refused
+from optimize.graph import aten
 from optimize.precision.host import spare_cheaply, write_halves
-from optimize.program import Program
+from optimize.program import Program, tensor_value
 from optimize.quantization.grid import quantize_weight
 from optimize.quantization.numerics import USUAL, TensorFormat, planned, scale_and_zero_point
 from optimize.targets.pt2.placement import InductorPlacement, place, write_sum
 
+#: What returns values in the order of their axes.
+_IN_ORDER = (aten.linear.default, aten.layer_norm.default, aten.embedding.default)
 #: Ending of the name under which a package holds the weight scales of a layer.
 SCALE = "_int8_scale"
 
@@ -69,12 +72,38 @@ def _store_integers(nodes: fx.Graph, node: fx.Node, placement: InductorPlacement
     while last.next.op == "placeholder":
         last = last.next
     with nodes.inserting_after(last):
-        stored = nodes.call_function(operators().quantize_per_tensor.default, (node, *form))
+        source = node
+        if any(_reads_matrices(reader) for reader in readers if reader in placement.weights) and _may_be_turned(node):
+            source = nodes.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    with nodes.inserting_after(source if source is not node else last):
+        stored = nodes.call_function(operators().quantize_per_tensor.default, (source, *form))
     with nodes.inserting_after(stored):
         restored = nodes.call_function(operators().dequantize_per_tensor.default, (stored, *form))
     for reader in readers:
         if node in placement.replaced or reader in placement.weights:
             reader.replace_input_with(node, restored)
+
+
+def _reads_matrices(layer: fx.Node) -> bool:
+    value = tensor_value(graph.argument(layer, "input"))
+    return graph.is_call(layer, aten.linear.default) and value is not None and value.dim() > 2
+
+
+def _may_be_turned(node: fx.Node) -> bool:
+    """Say whether a value may lie in memory in another order than its axes have, as what is transposed does.
+
+    A linear layer of rows that lie so becomes a product of matrices, for which inductor has no integer kernel where a
+    size is free (torch 2.13: a TypeError). A copy becomes a part of the loop that rounds, and costs nothing.
+    """
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if ops.is_elementwise(node):
+            waiting += [source for source in node.all_input_nodes if source not in seen]
+            seen.update(waiting)
+        elif node.op == "call_function" and node.target not in _IN_ORDER:
+            return True
+    return False
 
 
 def _store_weight(module: fx.GraphModule, node: fx.Node, weight: torch.Tensor, form: TensorFormat) -> None:
