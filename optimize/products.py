@@ -49,7 +49,7 @@ def _write_product(module: fx.GraphModule, node: fx.Node) -> None:
     kept = [str(each.meta["val"].shape[:-1]) for each in (source, node)]
     shape = str([*source.meta["val"].shape[-1:], *node.meta["val"].shape[-1:]])
     is_one = _is_matrix(matrix) and kept[0] == kept[1] and str([*matrix.meta["val"].shape]) == shape
-    if not (is_one and graph.weights_behind(matrix)):
+    if not (is_one and graph.weights_behind(matrix)) or graph.weights_behind(source):  # of weights alone: no layer
         return
     if graph.is_call(matrix, *_TURNED) and matrix.args[1:] in _TURNS:
         weight = cast(fx.Node, matrix.args[0])
@@ -69,7 +69,7 @@ def _write_einsum(module: fx.GraphModule, node: fx.Node) -> None:
         zip(terms.split(","), cast(list[fx.Node], node.args[1]), strict=True),
         key=lambda operand: bool(graph.weights_behind(operand[1])),
     )
-    if len(operands) != 2 or not graph.weights_behind(operands[1][1]):
+    if len(operands) != 2 or [bool(graph.weights_behind(each)) for _, each in operands] != [False, True]:
         return
     (read, value), (held, weight) = operands
     free = "".join(axis for axis in string.ascii_letters if axis not in terms)

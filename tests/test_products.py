@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -21,6 +22,7 @@ from optimize.graph import aten
 from optimize.passes import QuantizeStatic
 from optimize.registry import find_target
 from tests import references
+from tests.nets import Called
 
 
 class Product(nn.Module):
@@ -161,3 +163,20 @@ def test_a_product_whose_answer_is_cast_wider_differs_by_its_own_rounding() -> N
     net = Product(lambda net, x: (torch.einsum("bld,dhk->blhk", x, net.heads) * 3).double()).eval()
     program = optimize.capture(net, (torch.randn(2, 5, 16),))
     assert count(program).ops["linear"] == 1
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [lambda m: m.a.t() @ m.b, lambda m: torch.einsum("ki,ij->kj", m.a, m.b), lambda m: functional.linear(m.a, m.b)],
+)
+def test_a_product_of_weights_alone_is_no_layer(weight: Callable[[Any], Tensor]) -> None:
+    """As orthogonal parametrizations multiply; the layers behind it are cut and rounded."""
+    torch.manual_seed(0)
+    net = Called(lambda m, x: m.last(functional.linear(m.first(x), weight(m)).relu()))
+    net.first, net.last = nn.Linear(5, 6), nn.Linear(6, 3)
+    net.a, net.b = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+    x = torch.randn(32, 5)
+    program = optimize.capture(net.eval(), (x[:2],))
+    for entry in (optimize.PruneChannels(0.5), optimize.PairChannels(), QuantizeStatic(calibration=[x])):
+        changed = optimize.Pipeline([entry]).run(program).program
+    assert len(changed.plan.layers) == 3 and changed.precision == "int8"

@@ -238,4 +238,6 @@ def _what(layer: fx.Node, bits: int, rounded: Rounded | None) -> str:
 def _reason_to_skip(program: Program, node: fx.Node) -> str:
     if graph.is_call(node, *ops.RECURRENT):
         return NO_STATIC_KERNEL
+    if graph.weights_behind(graph.argument(node, "input")):
+        return "it is computed of weights alone"
     return reason_for_float(graph.constant(program.graph_module, graph.argument(node, "weight")))

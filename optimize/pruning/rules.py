@@ -144,7 +144,7 @@ def _layer(flow: Flow, node: fx.Node) -> Axes:
     x, weight, bias = node.args[:3]
     assert isinstance(weight, fx.Node)
     turned = graph.is_call(weight, *ops.PERMUTATIONS) and graph.is_call(node, aten.linear.default)
-    if not (turned or weight.op == "get_attr") or len(flow.of(weight)) < 2:
+    if not (turned or weight.op == "get_attr") or len(flow.of(weight)) < 2 or None in flow.of(weight)[:2]:
         return unknown(flow, node)
     axes, channel = flow.of(x), ops.channel_axis(node, cast(fx.Node, x))
     flow.fix(axes[channel + 1 :], reaches(node, "mixes them as space"))
