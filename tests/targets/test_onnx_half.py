@@ -1,5 +1,6 @@
 """Half in ONNX files: bfloat16 in and out of ONNX Runtime, the opset, and what a CPU makes of float16."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from torch import Tensor, nn
 
 import optimize
 from models import REFERENCES
@@ -20,6 +22,7 @@ from optimize.targets.base import Artifact, TensorSpec
 from optimize.targets.onnx import Onnx
 from optimize.targets.onnx.runner import OnnxRunner
 from tests import references
+from tests.nets import Called
 
 
 @pytest.fixture
@@ -134,3 +137,39 @@ def test_half_inputs_and_outputs(tmp_path: Path) -> None:
         want = net(x)
     assert found.dtype is torch.float16 and float((found - want).abs().max() / want.abs().max()) < 2e-3
     assert find_target("onnx").files(artifact.path) == (artifact.path,)
+
+
+@pytest.mark.parametrize(
+    ("compute", "shape", "layers"),
+    [
+        (lambda m, x: m.last(x.transpose(0, 1)), (7, 6), {"last": nn.Linear(6, 4)}),
+        (lambda m, x: m.last(x.permute(1, 2, 0, 3)), (7, 3, 6), {"last": nn.Linear(6, 4)}),
+        (
+            lambda m, x: m.last(m.steps(x.transpose(0, 1))[0].transpose(0, 1)),
+            (7, 6),
+            {"steps": nn.LSTM(6, 5), "last": nn.Linear(5, 4)},
+        ),
+        (
+            lambda m, x: m.last(m.steps(x)[0].transpose(1, 2)),
+            (7, 6),
+            {"steps": nn.GRU(6, 5, batch_first=True), "last": nn.Linear(7, 4)},
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_free", [False, True])
+def test_rows_in_another_order_are_multiplied(
+    compute: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    layers: dict[str, nn.Module],
+    *,
+    is_free: bool,
+    tmp_path: Path,
+) -> None:
+    """ONNX Runtime ended the process that opened such a file."""
+    torch.manual_seed(0)
+    net, x = Called(compute, **layers).eval(), torch.randn(3, *shape)
+    length = {"x": {1: "length"}} if is_free and layers["last"].in_features != shape[0] else None
+    half, _ = optimize.CastFP16().apply(optimize.capture(net, (x,), dynamic=length))
+    run = optimize.export(half, "onnx", tmp_path / "net.onnx").load(threads=1)
+    for inputs in (x, x[:1], x[:, :4] if length else x):
+        torch.testing.assert_close(run(inputs), net(inputs), rtol=2e-2, atol=2e-3)

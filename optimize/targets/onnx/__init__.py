@@ -149,6 +149,7 @@ $feeds
             TargetUnavailable: The execution provider is not installed.
         """
         from optimize.precision.lowering import holds_half, lower_half
+        from optimize.targets.onnx.rewrites import flatten_rows
         from optimize.targets.onnx_graph.export import origins_in, save, to_onnx
         from optimize.targets.onnx_graph.quantize import note_weights
         from optimize.targets.packaging import describe, made_for
@@ -159,6 +160,8 @@ $feeds
         model, value_names = to_onnx(lowered, self.opset)
         origins = origins_in(model, value_names)
         note_weights(model, program)
+        if self.provider is CPU:
+            flatten_rows(model)
         placed = place(lowered, model, value_names, self.provider, qcdq=self.qcdq)
         if cpu := made_for(self, lowered):
             model.metadata_props[f"{_SAID}cpu"] = cpu

@@ -1,4 +1,4 @@
-"""Rewrites that only INT8 on ONNX Runtime wants: float operators become ones with an integer kernel.
+"""Rewrites that ONNX Runtime wants: of INT8 files, in which float operators become ones with an integer kernel.
 
 1. ``ReduceMean`` over the image is ``GlobalAveragePool``.
 2. ``HardSwish(x)`` is ``x * HardSigmoid(x)``. It is zero below -3, so no integers are spent there (``FLOOR``).
@@ -13,6 +13,8 @@
    fiftieth of a usual step.
 
 All but the last are exact in real numbers. In float they cost time, so they are made for INT8 alone.
+
+In float16 a product of rows that a ``Transpose`` makes is one of a matrix (`flatten_rows`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from optimize.targets.onnx_graph.nodes import (
     readers,
     replace,
     store,
+    take_name,
     tidy,
 )
 
@@ -57,6 +60,45 @@ def rewrite_for_integers(model: ir.Model) -> frozenset[str]:
             layers.add(node.metadata_props.get(ORIGIN, ""))
     tidy(model)
     return frozenset(layers)
+
+
+def flatten_rows(model: ir.Model) -> None:
+    """Make float16 products of matrices, in place, of those of more axes whose rows come from a ``Transpose``.
+
+    ONNX Runtime 1.31 joins the two, and ends the process where the first axis went behind others of the batch.
+    """
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "MatMul"]:
+        (x, weight), old = node.inputs, node.outputs[0]
+        if x is None or x.shape is None or old.shape is None or len(x.shape) < 3 or constant(weight) is None:
+            continue
+        if old.dtype is not ir.DataType.FLOAT16 or not _is_turned(x):
+            continue
+        name, sizes = name_of(old), list(old.shape)
+        matrix = store(graph, f"{name}_rows", np.array([-1, x.shape[-1]]))
+        rows = add(graph, "Reshape", [x, matrix], name=f"{name}_flat", dtype=x.dtype)
+        found = add(graph, "MatMul", [rows, weight], name=f"{name}_product", dtype=ir.DataType.FLOAT16)
+        if sum(not isinstance(size, int) for size in sizes) < 2:
+            fixed = np.array([size if isinstance(size, int) else -1 for size in sizes])
+            shape: ir.Value = store(graph, f"{name}_shape", fixed)
+        else:
+            first = add(graph, "Shape", [x], {"end": len(sizes) - 1}, name=f"{name}_sizes", dtype=ir.DataType.INT64)
+            last = store(graph, f"{name}_width", np.array([sizes[-1]]))
+            shape = add(graph, "Concat", [first, last], {"axis": 0}, name=f"{name}_shape", dtype=ir.DataType.INT64)
+        replace(old, add(graph, "Reshape", [found, shape], name=name, like=old))
+        take_name(found, node)
+    tidy(model)
+
+
+def _is_turned(value: ir.Value | None) -> bool:
+    """Say whether a value is what a ``Transpose`` made, cast or with axes of one dropped or added at most."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "Transpose":
+            return True
+        if node.op_type not in ("Cast", "Squeeze", "Unsqueeze"):
+            return False
+        value = node.inputs[0]
+    return False
 
 
 def _slope(graph: ir.Graph, node: ir.Node) -> None:

@@ -248,6 +248,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
         spell_hard_sigmoids,
         store_means,
         widen,
+        write_biases,
         write_spectra,
         write_sums,
     )
@@ -281,6 +282,7 @@ def _lower(program: Program) -> tuple[ir.Model, Coverage | None, dict[str, str]]
     reduce_integers(model)
     keep_axes(model)
     write_sums(model)
+    write_biases(model)
     tables, _ = quantize_weights(model, program, tables=True)
     settle_tables(model)
     return model, replace(placed, quantized=(*tables.quantized, *placed.quantized)), origins

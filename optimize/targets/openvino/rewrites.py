@@ -27,6 +27,9 @@
    quantization behind them, through a concatenation too, into a kernel that answers wrongly where axes are dropped.
 10. A mean over one axis is a sum and a factor: with a quantization fused in, the plug-in's mean answers wrongly from
     some batch on (7 samples of 6 channels, 64 of 33), its sum and its mean over a picture do not.
+11. The bias of a convolution is a sum with a constant. Of the third input OpenVINO makes one that takes its shape from
+    the convolution's own answer. Where another place asks for that batch (two towers whose answers are normalised),
+    it asks there too, and the bias of channel 0 is added to all.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from optimize.targets.onnx_graph.nodes import (
     replace,
     scalar,
     store,
+    take_name,
     tidy,
 )
 from optimize.targets.onnx_graph.quantize import through_integers
@@ -312,6 +316,21 @@ def write_sums(model: ir.Model) -> None:
             number = add(graph, "Cast", [count], {"to": old.dtype}, name=name, dtype=old.dtype)
             part = add(graph, "Div", [total, number], name=name, like=old)
         _stand_in(node, part)
+    tidy(model)
+
+
+def write_biases(model: ir.Model) -> None:
+    """Write biases of convolutions as sums with constants, in place (rule 11)."""
+    graph = model.graph
+    for node in [node for node in graph if node.op_type in ("Conv", "ConvTranspose") and len(node.inputs) > 2]:
+        bias, old = constant(node.inputs[2]), node.outputs[0]
+        if bias is None or old.shape is None:
+            continue
+        plain = add(graph, node.op_type, node.inputs[:2], node.attributes, name=f"{name_of(old)}_plain", like=old)
+        operator_of(plain).metadata_props.update(node.metadata_props)
+        held = store(graph, f"{name_of(old)}_bias", bias.reshape(-1, *[1] * (len(old.shape) - 2)))
+        replace(old, add(graph, "Add", [plain, held], name=name_of(old), like=old))
+        take_name(plain, node)
     tidy(model)
 
 
