@@ -29,6 +29,8 @@ _PIECE_BYTES = 1 << 20
 #: How records of this package begin; and, without white space, which somebody's tools may have put in order, these and
 #: the other files that a command writes by itself: a trace, JUnit, pages.
 RECORD = b'{\n "schema_version": '
+#: What is kept, and compared with later.
+BASELINE = b'{"schema_version":1,"name":'
 _RESULTS = (
     b"".join(RECORD.split()), b'{"displayTimeUnit":', b'<?xmlversion="1.0"encoding="utf-8"?><testsuite',
     b'<svgxmlns="http://www.w3.org/2000/svg"class="', b'<!doctypehtml><htmllang="en"><head><metacharset="utf-8">'
@@ -94,20 +96,26 @@ def check(path: Path) -> None:
             )
 
 
-def check_own(path: Path) -> None:
+def check_own(path: Path, *, but: bytes = b"") -> None:
     """Make sure that a result replaces no other file than a result, by how it begins, or an empty one.
 
     Data and weights that a command reads need not be words of its line: a description names weights, a configuration
     or a recipe data, a folder has pictures.
+
+    Args:
+        path: Where it is to be written.
+        but: How a result begins that none of another kind replaces.
 
     Raises:
         Refused: Something else lies there.
     """
     with refusing(path), suppress(FileNotFoundError), path.open("rb") as file:
         begins = b"".join(file.read(_FIRST).split())
-        if begins and not begins.startswith(_RESULTS):
+        is_kept = bool(but) and begins.startswith(but)
+        if is_kept or (begins and not begins.startswith(_RESULTS)):
+            what = "a baseline of the gate" if is_kept else "no result of a command"
             hint = "Choose another name, or remove the file."
-            raise Refused(f"'{shown(path)}' is no result of a command, and would be written over.", hint=hint)
+            raise Refused(f"'{shown(path)}' is {what}, and would be written over.", hint=hint)
 
 
 def check_apart(path: Path, others: Iterable[str | Path]) -> None:

@@ -20,6 +20,11 @@ from optimize.errors import Refused, UsageError, blaming, nearest, raised, spell
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
+#: What this package, and torch as it exports, import late.
+_OURS = frozenset({
+    "PIL", "accelerate", "executorch", "jinja2", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "openvino", "profile",
+    "ray", "safetensors", "scipy", "sympy", "tensorrt", "tokenizers", "yaml",
+})  # fmt: skip
 _ALONE = "It is called without arguments; wrap it in a function that fills them in."
 
 
@@ -108,9 +113,18 @@ def call(found: Any, spec: str) -> Any:
 
 
 def import_from_here() -> None:
-    """Let modules of the current directory be imported, as ``python -m`` does and an installed command does not."""
+    """Let modules of the current directory be imported, as ``python -m`` does and an installed command does not.
+
+    Raises:
+        Refused: One of them would be imported in the place of a package that this one imports later.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    for name in _OURS - sys.modules.keys():
+        if hides := next((file for file in (Path(f"{name}.py"), Path(name, "__init__.py")) if file.is_file()), None):
+            raise Refused(
+                f"'./{hides}' hides the package '{name}', which is needed.", hint="Rename it, or run elsewhere."
+            )
 
 
 def _import(home: str) -> Any:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from optimize.gate.record import Record
 
 _file = click.Path(path_type=Path, dir_okay=False)
+#: How a check ends that could not be done, or stored.
+_FAILING = 4
 
 
-@options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.", failing=4)
+@options.command(short_help="In CI: say whether CANDIDATE is slower or worse than BASE.", failing=_FAILING)
 @click.argument("models", nargs=-1, metavar="[BASE] [CANDIDATE]")
 @options.judgement(
     "--max-regression",
@@ -81,8 +83,8 @@ def check(models: tuple[str, ...], **given: Any) -> None:
     settings = _settings(models, given)
     options.keep([name for case in settings.cases for name in case.files])
     record = _check(settings, given)
-    _report(record, given)
-    sys.exit(record.exit_code)
+    stored = _report(record, given)
+    sys.exit(record.exit_code or (0 if stored else _FAILING))
 
 
 def _check(settings: Settings, given: dict[str, Any]) -> Record:
@@ -93,7 +95,8 @@ def _check(settings: Settings, given: dict[str, Any]) -> Record:
         return judge(settings, trust=given["trust"], command=options.command_line(), progress=phases.update)
 
 
-def _report(record: Record, given: dict[str, Any]) -> None:
+def _report(record: Record, given: dict[str, Any]) -> bool:
+    """Tell what was found, and write what was asked for; return whether a baseline that was to be stored is."""
     from optimize import files
     from optimize.gate import baseline
     from optimize.report import check as told
@@ -116,8 +119,9 @@ def _report(record: Record, given: dict[str, Any]) -> None:
             raise
         except OptimizeError as error:
             failures.tell(error)
-        else:
-            options.told("Baseline", given["save_baseline"])
+            return False
+        options.told("Baseline", given["save_baseline"])
+    return True
 
 
 def _settings(models: tuple[str, ...], given: dict[str, Any]) -> Settings:

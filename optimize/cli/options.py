@@ -101,7 +101,7 @@ class Command(click.Command):
                 files.check(path)
                 replaced = str(ctx.params.get("baseline")) if name == "save_baseline" else ""
                 files.check_apart(path, [*(each for each in apart if each != replaced), *written])
-                files.check_own(path)
+                files.check_own(path, but=b"" if name == "save_baseline" else files.BASELINE)
                 written.append(path)
             else:
                 transaction.check(path, names)
@@ -254,6 +254,12 @@ class Destination(click.Path):
     def __init__(self, names: Sequence[str] | None = None, *, allow_dash: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=names is not None, allow_dash=allow_dash)
         self.names = names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; standard output is none where it is not meant."""
+        if str(value) == "-" and not self.allow_dash:
+            self.fail("'-' stands for no file here; of one that is called so write ./-", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 factory = model("--model", "factory", metavar="PKG.MOD:FACTORY", help="Makes the module whose state dict MODEL holds.")

@@ -38,7 +38,9 @@ def optimize_check(request: pytest.FixtureRequest) -> Callable[..., CaseRecord]:
         path = limits.find(folder)
         content = {**(limits.read(path) if path else {}), **keys}
         pair = {"base": str(base), "candidate": str(candidate)}
-        settings = limits.settings(content, given={"cases": [pair]}, source=str(path or "optimize_check"))
+        settings = limits.settings(
+            content, given={"cases": [pair]}, source=f"optimize_check, with {path}" if path else "optimize_check"
+        )
         located = tuple(limits.located(case, folder) for case in settings.cases)
         record = suite.check(settings.model_copy(update={"cases": located}), trust=trust, command=request.node.nodeid)
         _conclude(record, request.node)

@@ -83,6 +83,16 @@ def test_a_record_replaces_records_alone(folder: Path, typed: Typed) -> None:
         assert json.loads((folder / "d.json").read_text())["files"] == list(PAIR)
 
 
+def test_a_baseline_of_the_gate_is_kept(folder: Path, typed: Typed) -> None:
+    (folder / "kept.json").write_text(text := '{\n "schema_version": 1,\n "name": "net"\n}\n')
+    for words in (("compare", *PAIR, "--json"), ("check", *PAIR, "--junit")):
+        done = typed(*words, "kept.json", cwd=folder)
+        assert "'kept.json' is a baseline of the gate, and would be written over" in done.stderr, done.stderr
+    assert (folder / "kept.json").read_text() == text
+    done = typed("check", *PAIR, "--save-baseline", "-", cwd=folder)
+    assert done.returncode == 2 and "'-' stands for no file here" in done.stderr
+
+
 def test_pages_and_drawings_of_somebody_else_are_not_replaced(folder: Path, typed: Typed) -> None:
     for name, text in (("page.html", "<!doctype html>\n<html><body>mine"), ("logo.svg", '<svg viewBox="0 0 9 9">')):
         (folder / name).write_text(text)

@@ -44,6 +44,10 @@ def test_open_may_pass(optimize_check):
 
 def test_open_may_fail(optimize_check):
     optimize_check("base.onnx", "open", on_inconclusive="fail")
+
+def test_wrong_key(optimize_check):
+    with pytest.raises(Exception, match="optimize_check, with .*pyproject.toml: unknown key 'max_regresion'"):
+        optimize_check("base.onnx", "pass", max_regresion="3%")
 """
 
 
@@ -77,7 +81,7 @@ def test_verdicts_end_tests(output: tuple[str, str]) -> None:
         "PASSED test_models.py::test_others[warn]",
         "PASSED test_models.py::test_open_may_pass",
         "FAILED test_models.py::test_open_may_fail",
-        "3 failed, 3 passed, 1 skipped, 1 warning",
+        "3 failed, 4 passed, 1 skipped, 1 warning",
         "repvgg | int8: FAIL: +6.8 % [5.8, 7.8] vs limit 5 %",
         "evidence: slower 1.58e+04 of 400",
         "UserWarning: resnet: WARN: +9 %, which is no verdict",

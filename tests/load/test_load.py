@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -179,6 +180,18 @@ def test_torchscript(tmp_path: Path, trust: bool) -> None:
     torch.jit.script(net).save(tmp_path / "s.pt")
     loaded = load(tmp_path / "s.pt", trust=trust)
     assert loaded.kind == "torchscript" and torch.equal(loaded.module(IMAGES), net(IMAGES))
+
+
+@pytest.mark.parametrize("name", ["onnx.py", "openvino/__init__.py"])
+def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = name.removesuffix(".py").partition("/")[0]
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises(Refused, match=f"'./{re.escape(name)}' hides the package '{package}'"):
+        load("nets:net")
 
 
 def test_factory_class_function_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
