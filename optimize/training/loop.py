@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -508,7 +508,10 @@ def _first(value: Any) -> Tensor:
 
 
 def _length(batches: Iterable[Any]) -> int:
-    found = len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
+    try:
+        found = len(cast(Sized, batches))
+    except TypeError:  # nor has a loader of what nobody has counted
+        found = sum(1 for _ in batches)
     if not found:
         raise UsageError("There is no batch to train on.")
     return found

@@ -82,7 +82,8 @@ class Labels:
         """
         if lesson.labels is None:
             raise UsageError("The data holds no labels.", hint="Give pairs of inputs and labels, or leave Labels out.")
-        return self.weight * functional.cross_entropy(lesson.outputs, lesson.labels, label_smoothing=self.smoothing)
+        labels = lesson.labels if lesson.labels.is_floating_point() else lesson.labels.long()
+        return self.weight * functional.cross_entropy(lesson.outputs, labels, label_smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Adam
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import optimize
 from optimize import processor
@@ -239,6 +239,23 @@ def test_what_cannot_be_is_said_at_once(change: dict[str, Any], match: str, batc
 def test_what_goes_wrong_is_a_sentence(data: Any, losses: Any, match: str) -> None:
     with pytest.raises(OptimizeError, match=match):
         Training(data, losses, net())(net())
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples that nobody has counted, with labels of 32 bits."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        for place in range(20):
+            yield torch.randn(4, generator=generator), torch.tensor(place % 3, dtype=torch.int32)
+
+
+def test_a_stream_of_samples_is_trained_on() -> None:
+    samples = [*Stream()]
+    parts = [[*zip(*samples[at : at + 8], strict=True)] for at in range(0, 20, 8)]
+    counted = [(torch.stack(x), torch.stack(y).long()) for x, y in parts]
+    histories = [Training(data, epochs=2)(net()) for data in (DataLoader(Stream(), batch_size=8), counted)]
+    assert histories[0].losses == pytest.approx(histories[1].losses)
 
 
 def test_what_is_no_number_is_refused(batches: Batches) -> None:
