@@ -226,10 +226,10 @@ def capture_torchscript(
     from torch._export.converter import TS2EPConverter
 
     examples = own_inputs(list(inputs), dynamic_batch)
-    module = cast(torch.jit.ScriptModule, private_copy(module).eval())
+    copied = cast(torch.jit.ScriptModule, private_copy(module).eval())
     try:
         with quiet_export(), torch.no_grad():
-            exported = TS2EPConverter(cast(torch.jit.ScriptModule, private_copy(module)), tuple(examples)).convert()
+            exported = TS2EPConverter(copied, tuple(examples)).convert()
     except Exception as error:
         raise Refused(
             f"The TorchScript module cannot be captured again: {first_line(error)}",
@@ -252,7 +252,7 @@ def capture_torchscript(
 def _answers(module: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what a module answers, flat, asked as it will be measured, on a copy: it may keep what it saw."""
     with torch.inference_mode():
-        found = pytree.tree_leaves(private_copy(module)(*[tensor.clone() for tensor in inputs]))
+        found = pytree.tree_leaves(private_copy(module).eval()(*[tensor.clone() for tensor in inputs]))
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 

@@ -160,7 +160,7 @@ $feeds
         model, value_names = to_onnx(lowered, self.opset)
         origins = origins_in(model, value_names)
         note_weights(model, program)
-        if self.provider is CPU:
+        if self.device == "cpu":
             flatten_rows(model)
         placed = place(lowered, model, value_names, self.provider, qcdq=self.qcdq)
         if cpu := made_for(self, lowered):
