@@ -29,6 +29,12 @@ SCHEMA_VERSION = 1
 SUFFIX = ".json"
 
 
+def _check_version(number: int) -> int:
+    if number != SCHEMA_VERSION:
+        raise ValueError(f"{number} is another version")
+    return number
+
+
 class Baseline(FrozenRecord):
     """What is stored of a base.
 
@@ -58,7 +64,7 @@ class Baseline(FrozenRecord):
         created: When, in UTC.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, AfterValidator(_check_version)] = SCHEMA_VERSION
     name: str
     path: str
     sha256: str

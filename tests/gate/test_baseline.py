@@ -245,7 +245,7 @@ def test_numbers_taken_otherwise_are_refused(judged: Record, tmp_path: Path) -> 
     assert found.verdict is Verdict.NOT_COMPARABLE and "other batch, inputs" in found.reason
 
 
-@pytest.mark.parametrize("odd", [{"median_s": 0.0}, {"seed": -1}, {"seed": 2**32}], ids=str)
+@pytest.mark.parametrize("odd", [{"median_s": 0.0}, {"seed": -1}, {"seed": 2**32}, {"schema_version": 2}], ids=str)
 def test_numbers_that_nobody_stores_are_no_baseline(odd: dict[str, float], judged: Record, tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     baseline.save(judged, path)
