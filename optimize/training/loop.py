@@ -263,7 +263,7 @@ class _Trainer:
         self.module.load_state_dict(self.best or result.state_dict())
         self._prune(self.steps_of_epoch * self.asked.epochs)
         self.masks.apply()  # an average remembers what has gone
-        require_trained(self.module.state_dict())
+        require_trained(dict(self.module.named_parameters()))  # buffers may be masks of infinities
         self.accelerator.wait_for_everyone()
         self.module.eval()
         moved = {name: value.cpu() for name, value in self.movement.items()}

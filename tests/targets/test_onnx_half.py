@@ -145,6 +145,11 @@ def test_half_inputs_and_outputs(tmp_path: Path) -> None:
         (lambda m, x: m.last(x.transpose(0, 1)), (7, 6), {"last": nn.Linear(6, 4)}),
         (lambda m, x: m.last(x.permute(1, 2, 0, 3)), (7, 3, 6), {"last": nn.Linear(6, 4)}),
         (
+            lambda m, x: x.transpose(1, 2) @ torch.stack([m.last.weight.t()] * 3),
+            (7, 3, 6),
+            {"last": nn.Linear(6, 4)},
+        ),
+        (
             lambda m, x: m.last(m.steps(x.transpose(0, 1))[0].transpose(0, 1)),
             (7, 6),
             {"steps": nn.LSTM(6, 5), "last": nn.Linear(5, 4)},

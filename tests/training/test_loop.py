@@ -258,6 +258,12 @@ def test_a_stream_of_samples_is_trained_on() -> None:
     assert histories[0].losses == pytest.approx(histories[1].losses)
 
 
+def test_masks_of_infinities_are_no_weights(batches: Batches) -> None:
+    module = net()
+    module.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+    assert Training(batches)(module).losses
+
+
 def test_what_is_no_number_is_refused(batches: Batches) -> None:
     for judge, told in ((lambda _: math.nan, "judge returned nan"), (lambda _: None, "judge raised TypeError")):
         with pytest.raises(Refused, match=told):

@@ -70,13 +70,14 @@ def flatten_rows(model: ir.Model) -> None:
     graph = model.graph
     for node in [node for node in graph if node.op_type == "MatMul"]:
         (x, weight), old = node.inputs, node.outputs[0]
-        if x is None or x.shape is None or old.shape is None or len(x.shape) < 3 or constant(weight) is None:
+        if old.dtype is not ir.DataType.FLOAT16 or old.shape is None or len(old.shape) < 3 or not _is_turned(x):
             continue
-        if old.dtype is not ir.DataType.FLOAT16 or not _is_turned(x):
+        held = constant(weight)
+        if held is None or held.ndim != 2:
             continue
         name, sizes = name_of(old), list(old.shape)
-        matrix = store(graph, f"{name}_rows", np.array([-1, x.shape[-1]]))
-        rows = add(graph, "Reshape", [x, matrix], name=f"{name}_flat", dtype=x.dtype)
+        matrix = store(graph, f"{name}_rows", np.array([-1, len(held)]))
+        rows = add(graph, "Reshape", [x, matrix], name=f"{name}_flat", dtype=old.dtype)
         found = add(graph, "MatMul", [rows, weight], name=f"{name}_product", dtype=ir.DataType.FLOAT16)
         if sum(not isinstance(size, int) for size in sizes) < 2:
             fixed = np.array([size if isinstance(size, int) else -1 for size in sizes])
