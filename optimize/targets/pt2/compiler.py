@@ -195,6 +195,12 @@ def compile_here(folder: Path, tell: Callable[[str, float], None], program: str,
         with kept_headers(folder), torch.no_grad():  # with gradients inductor does not freeze
             # What torch saw of the environment when it was imported may be older.
             notes = {"cpp.enable_kernel_profile": os.environ.get(NOTES_KERNELS) == "1"}
+            calls = {node.target for node in exported.graph.nodes}
+            if (
+                torch.ops.aten.conv_transpose3d.input in calls
+                and operators().dequantize_per_channel.default not in calls
+            ):
+                notes["freezing"] = False  # frozen behind a convolution, it answers one sample wrongly (torch 2.13)
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=package, inductor_configs={**CONFIGURATION, **notes}
             )
