@@ -78,7 +78,6 @@ def capture(
         linear: float32[batch, 2] = linear(input_1, weight, bias)
         return linear
     """
-    hint = "Make the module and load its weights first; the command opens files: optimize MODEL --to onnx."
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(() if args is None else args)
     if args is None and kwargs is None and isinstance(module, torch.nn.Module):
         raise UsageError("A module needs example inputs.", hint="optimize.capture(module, (x,))")
@@ -87,6 +86,7 @@ def capture(
 
         require_whole(bool(dynamic_size or dynamic), outputs)
         return capture_whole(module, positional, kwargs or {}, dynamic_batch=dynamic_batch)
+    hint = "Make the module and load its weights first; the command opens files: optimize MODEL --to onnx."
     require(module, torch.nn.Module, "capture", hint=hint)
     source, notes = inference_copy(module)
     flat, in_spec = pytree.tree_flatten((positional, dict(kwargs or {})))

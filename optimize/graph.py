@@ -354,16 +354,16 @@ def release_numbers(module: fx.GraphModule, known: Set[str]) -> None:
 
 def weights_behind(node: fx.Node) -> set[str]:
     """Return the paths of the weights a value is computed from; none when it depends on an input."""
-    if node.op == "get_attr":
-        return {str(node.target)}
-    if node.op != "call_function" or _has_free_size(node):
-        return set()
-    found = set[str]()
-    for source in node.all_input_nodes:
-        behind = weights_behind(source)
-        if not behind:
+    waiting, seen, found = [node], {node}, set[str]()  # a network may be deeper than calls can be
+    while waiting:
+        node = waiting.pop()
+        if node.op == "get_attr":
+            found.add(str(node.target))
+            continue
+        if node.op != "call_function" or _has_free_size(node) or not node.all_input_nodes:
             return set()
-        found |= behind
+        waiting += [source for source in node.all_input_nodes if source not in seen]
+        seen.update(waiting)
     return found
 
 

@@ -459,7 +459,7 @@ def _in_batches(program: Program, datasets: Datasets) -> Iterator[Question]:
         given = replace(program, inputs=tuple(map(to_tensor, inputs)))
         for size in sorted({*_OTHER_BATCHES, fitting_batch(program, UNASKED_BATCH)}):
             for first in range(0, count, size) if free.within(size) == size else ():
-                yield Question([*map(to_array, given.sample(size, first=first))], again=size)
+                yield Question([*map(to_array, given.sample(size, first=first))], scores=False, again=size)
 
 
 def _drop_failed(exports: Sequence[Export], report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,18 @@ def test_a_product_whose_answer_is_cast_wider_differs_by_its_own_rounding() -> N
     net = Product(lambda net, x: (torch.einsum("bld,dhk->blhk", x, net.heads) * 3).double()).eval()
     program = optimize.capture(net, (torch.randn(2, 5, 16),))
     assert count(program).ops["linear"] == 1
+
+
+def test_a_network_may_be_deeper_than_calls_can_be() -> None:
+    def compute(m: Any, x: Tensor) -> Tensor:
+        for _ in range(sys.getrecursionlimit() // 2 + 50):
+            x = (x @ m.layer.weight).relu()
+        return x
+
+    net, x = Called(compute, layer=nn.Linear(4, 4, bias=False)).eval(), torch.randn(3, 4)
+    program = optimize.capture(net, (x,), dynamic_batch=False)
+    quantized, _ = QuantizeStatic(calibration=[x], rounding="nearest", spare=0).apply(program)
+    assert len(quantized.plan.layers) == count(program).ops["linear"] == sys.getrecursionlimit() // 2 + 50
 
 
 @pytest.mark.parametrize(

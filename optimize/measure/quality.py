@@ -204,7 +204,7 @@ def judge(
             return (Quality(failure=str(error)), *[Quality(failure=reason)] * len(others))
         expected = [_by_name(found, baseline.session.artifact) for found in answers]
         for wanted, given in zip(expected, group, strict=True):
-            if not given.made_up and given.scores and not given.again:
+            if not given.made_up and given.scores:
                 baseline.accuracy.update(wanted, wanted, given.labels)
         for entry in others:
             entry.update(expected, specs, group)

@@ -157,9 +157,9 @@ class Training:
         """
         for name, (kind, low, high) in _RANGES.items():
             value: Any = getattr(self, name)
-            is_number = isinstance(value, kind)
             if value is None:
                 continue
+            is_number = isinstance(value, kind)
             if not is_number:
                 raise UsageError(f"{name}={value!r} is no {'whole ' * (kind is Integral)}number.")
             if not low <= value <= high:

@@ -68,14 +68,13 @@ def _store_integers(nodes: fx.Graph, node: fx.Node, placement: InductorPlacement
     """Quantize a value, and let its readers read what comes back."""
     scale, zero_point = scale_and_zero_point(placement.ranges[node], USUAL.activation)
     form = (float(scale), zero_point, *USUAL.activation.bounds, torch.uint8)
-    readers, last = list(node.users), node
+    readers, source, last = list(node.users), node, node
     while last.next.op == "placeholder":
         last = last.next
+    if any(_reads_matrices(reader) for reader in readers if reader in placement.weights) and _may_be_turned(node):
+        with nodes.inserting_after(last):
+            source = last = nodes.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
     with nodes.inserting_after(last):
-        source = node
-        if any(_reads_matrices(reader) for reader in readers if reader in placement.weights) and _may_be_turned(node):
-            source = nodes.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    with nodes.inserting_after(source if source is not node else last):
         stored = nodes.call_function(operators().quantize_per_tensor.default, (source, *form))
     with nodes.inserting_after(stored):
         restored = nodes.call_function(operators().dequantize_per_tensor.default, (stored, *form))
