@@ -278,8 +278,9 @@ class QuantizeAware(IntegerPass):
 
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
-        batches = FlatBatches(program, self.calibration)
-        found = watch(program, batches).ranges("mse", USUAL.activation)
+        observed = watch(program, FlatBatches(program, self.calibration))
+        module.clamp_clipped(program, observed.ranges("minmax", USUAL.activation))
+        found = observed.ranges("mse", USUAL.activation)
         program.quantization = replace(program.plan, ranges={**found, **module.ranges()})
 
     def _run(self, train: Callable[[Any], Any], module: QuantizedModule) -> None:

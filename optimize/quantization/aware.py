@@ -48,6 +48,8 @@ _MOMENTUM = 0.1
 #: What operators call the weights that training moves; other constants, such as statistics, stay.
 _TRAINED = ("weight", "bias", "params")
 _SIGNS = {"above": 1.0, "below": -1.0}
+#: How far beyond the range that training left a value goes that is clipped, not rounded.
+_CLIPPED = 1.0625
 #: What signs are stored as: -1 and 1 are integers of it, and so is the zero that convolutions pad with.
 SIGNS = Range(-128.0, 127.0)
 
@@ -196,16 +198,16 @@ class QuantizedModule(nn.Module):
         """
         require_trained(self.state_dict())
         with torch.no_grad():
-            for layer in (node for node in self.body.graph.nodes if node.name in self._own):
-                weight = self.body.get_parameter(_path(layer))
-                weight.copy_(self.rounded_weight(layer, weight))
+            layers = [node for node in self.body.graph.nodes if node.name in self._own]
+            rounded = {_path(node): self.rounded_weight(node, self.body.get_parameter(_path(node))) for node in layers}
             for path, value in self.body.named_parameters():
-                program.graph_module.get_parameter(path).copy_(value)
+                program.graph_module.get_parameter(path).copy_(rounded.get(path, value))
         bits = self.scheme.bits if self.scheme.layers else self._plan.bits
         grids = {layer: planned(USUAL.weight, self._plan, layer).bits for layer in self._plan.layers}
         grids |= {layer: self._rounding(name).bits for layer, name in self._own.items()}
         grids = {layer: grid for layer, grid in grids.items() if grid != bits}
         self._clamped = self._clamp(program)
+        self._settle_signs(program)
         ranges = {**self._plan.ranges, **self.ranges()}
         program.quantization = dataclasses.replace(self._plan, ranges=ranges, bits=bits, grids=grids)
 
@@ -314,12 +316,18 @@ class QuantizedModule(nn.Module):
         least = low if high - low == 255 else -128 if low < 0 else 0
         return step, least, least + 255
 
+    def _step(self, leader: str) -> float:
+        if leader in self.readings:
+            return self._storage(self.readings[leader])[0]  # type: ignore[arg-type]
+        step: float = self.activation_steps[leader]().item()
+        return step
+
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
         if leader in self.readings:
             step, low, high = self._storage(self.readings[leader])  # type: ignore[arg-type]
             return Range(low * step, high * step)
-        step, (low, high) = self.activation_steps[leader]().item(), self._ends[leader]
+        step, (low, high) = self._step(leader), self._ends[leader]
         bounds = ops.clip_bounds(node)  # a range beyond it would be taken for that of what is clipped
         return Range(low * step, min(high * step, bounds[1] if bounds else math.inf))
 
@@ -334,13 +342,57 @@ class QuantizedModule(nn.Module):
             _unbound(program, leader)
             step, low, high = self.readings[leader].window()  # type: ignore[operator]
             if high - low < 255 and source not in clamps:
-                with program.graph.inserting_before(layer):
-                    bounds = (low * step if low else None, high * step)
-                    clamps[source] = program.graph.call_function(aten.clamp.default, (source, *bounds))
-                clamps[source].meta["nn_module_stack"] = source.meta.get("nn_module_stack", {})
+                clamps[source] = _insert_clamp(program, layer, source, (low * step if low else None, high * step))
                 ranges[clamps[source].name] = self.ranges()[self._named(source)]
             graph.set_argument(layer, "input", clamps.get(source, source))
         return ranges
+
+    def _settle_signs(self, program: Program) -> None:
+        """Let signs be positive from half a step below zero on, in place: that is zero where values are rounded."""
+        for sign in (node for node in program.graph.nodes if node.name in self.scheme.signs):
+            condition = graph.argument(sign, "condition")
+            leader = self._leaders.get(self._named(graph.argument(condition, "self")))
+            if leader is not None:
+                graph.set_argument(condition, "other", -self._step(leader) / 2)
+
+    def clamp_clipped(self, program: Program, seen: Mapping[str, Range]) -> None:
+        """Clamp, in place, what training clipped: not every target stores each of these values as integers.
+
+        Args:
+            program: What this was adopted by, BatchNorm folded.
+            seen: The ranges of its values, by name.
+        """
+        learned = self.ranges()
+        for node in [node for node in program.graph.nodes if self._leaders.get(node.name) == node.name]:
+            bound, reached = learned[node.name], seen.get(node.name)
+            if reached is None or (reached.low >= _CLIPPED * bound.low and reached.high <= _CLIPPED * bound.high):
+                continue
+            readers = [user for user in node.users if not _reads_integers(user, self._sources)]
+            if readers and node.name not in self._only_read:
+                # As a file holds them: the range that is stored is then the one that is clipped.
+                bound = Range(*torch.tensor([bound.low, bound.high]).tolist())
+                clamp = _insert_clamp(program, node.next, node, (bound.low, bound.high))
+                for user in readers:
+                    user.replace_input_with(node, clamp)
+                self._clamped[clamp.name] = bound
+        program.refresh()
+
+
+def _reads_integers(node: fx.Node, layers: Collection[str]) -> bool:
+    """Say whether every target has a node read what is stored, or the clip changes nothing of it: signs."""
+    if node.name in layers or graph.is_call(node, aten.ge.Scalar):
+        return True
+    return graph.is_call(node, *MOVES) and all(_reads_integers(user, layers) for user in node.users)
+
+
+def _insert_clamp(
+    program: Program, before: fx.Node, value: fx.Node, bounds: tuple[float | None, float | None]
+) -> fx.Node:
+    """Return a clamp of a value, a part of the module that the value is a part of."""
+    with program.graph.inserting_before(before):
+        clamp = program.graph.call_function(aten.clamp.default, (value, *bounds))
+    clamp.meta["nn_module_stack"] = value.meta.get("nn_module_stack", {})
+    return clamp
 
 
 def _unbound(program: Program, name: str) -> None:

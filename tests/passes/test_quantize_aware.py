@@ -211,6 +211,69 @@ def test_each_quantizer_trains_beside_batch_norm_and_is_deployed_as_it_answered(
         assert float((got.argmax(1) == answers[0].argmax(1)).float().mean()) >= 0.95
 
 
+class Summed(nn.Module):
+    """A sum of what a branch gives and of what it reads."""
+
+    def __init__(self, stem: list[nn.Module], *branch: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.branch, self.head = nn.Sequential(*stem), nn.Sequential(*branch), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return self.head(functional.relu(self.branch(y) + y).mean((2, 3)))
+
+
+def shifted(channels: int) -> nn.BatchNorm2d:
+    """Return a BatchNorm as training leaves it."""
+    norm = nn.BatchNorm2d(channels)
+    nn.init.normal_(norm.bias, 0, 0.7)
+    nn.init.uniform_(norm.running_var, 0.2, 1)
+    return norm
+
+
+def clipped() -> Summed:
+    """Weights of -1 and 1 take the branch far beyond the range that its weights gave before."""
+    stem = [nn.Conv2d(3, 16, 3, padding=1), shifted(16), nn.ReLU()]
+    down = [nn.Conv2d(16, 24, 3, 2, padding=1), shifted(24), nn.ReLU()]
+    return Summed(stem, *down, nn.Upsample(scale_factor=2), nn.Conv2d(24, 16, 3, padding=1))
+
+
+def signed() -> Summed:
+    """The sign is taken of what the sum reads."""
+    convolutions = [nn.Conv2d(width, 16, 3, padding=1) for width in (3, 16, 16)]
+    return Summed([convolutions[0], nn.ReLU(), convolutions[1]], convolutions[2])
+
+
+@pytest.mark.parametrize("target", ["openvino", "torchscript"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (clipped, {"quantizer": "bnn"}),
+        (signed, {"quantizer": "xnor"}),
+        (signed, {"quantizer": "twn", "activation_bits": 1}),
+    ],
+    ids=["clipped bnn", "signed xnor", "signed twn"],
+)
+def test_a_file_clips_what_training_clipped_and_takes_signs_of_what_it_rounded(
+    make: Callable[[], nn.Module], options: dict[str, Any], target: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 3, 12, 12), torch.randint(5, (64,))
+    trained: list[nn.Module] = []
+
+    def train(module: nn.Module) -> None:
+        descend(module, lambda: functional.cross_entropy(module(x), y), 40, 0.003)
+        trained.append(module)
+
+    program = optimize.capture(make().eval(), (x[:2],))
+    quantized, _ = optimize.QuantizeAware(train, [x], **options).apply(program)
+    file = optimize.export(quantized, target, tmp_path / ("model.xml" if target == "openvino" else "model.pt"))
+    with torch.no_grad():
+        wanted = trained[0].eval()(x)
+    (found,) = file.load(threads=1).run([x.numpy()])
+    assert sqnr_db([wanted], [torch.from_numpy(found)]) >= 30
+
+
 def test_each_layer_has_the_bits_that_are_said_for_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(4)))

@@ -151,8 +151,8 @@ def clip_integers(model: ir.Model) -> None:
     One pass over bytes instead of three over floats:
 
     1. ``Quantize(Clip(Dequantize(q)))`` with one scale and zero point is a ``Clip`` of ``q``.
-    2. ``Quantize(Where(Dequantize(q) >= 0, 1, -1))``, zero being 128 on both sides and a step 1, is
-       ``Clip(q, 127, 128) | 1``: 127 below zero and 129 from zero on.
+    2. ``Quantize(Where(Dequantize(q) >= t, 1, -1))``, zero being 128 on both sides, a step 1 and ``t`` less than a step
+       below zero, is ``Clip(q, 127, 128) | 1``: 127 below zero and 129 from zero on.
     """
     for node in list(model.graph):
         if node.op_type == "QuantizeLinear":
@@ -177,8 +177,11 @@ def _sign(graph: ir.Graph, where: ir.Node, quantize: ir.Node) -> None:
     before = maker(compare.inputs[0], "DequantizeLinear") if compare is not None else None
     if before is None or compare is None or [scalar(value) for value in where.inputs[1:]] != [1.0, -1.0]:
         return
+    least, step = scalar(compare.inputs[1]), scalar(before.inputs[1])
     if (
-        scalar(compare.inputs[1]) != 0
+        least is None
+        or step is None
+        or not -step < least <= 0  # of multiples of a step, those from zero on
         or (_zero(before), _zero(quantize)) != (_ZERO, _ZERO)
         or scalar(quantize.inputs[1]) != 1
     ):
