@@ -58,9 +58,12 @@ def compile_graph(module: fx.GraphModule) -> torch.jit.ScriptModule:
     plain = _scriptable(module)
     with warnings.catch_warnings(action="ignore"):
         try:
-            return torch.jit.script(plain).eval()
+            scripted = torch.jit.script(plain).eval()
         except Exception as error:
             raise _refusal(module, str(error)) from error
+    if not isinstance(scripted, torch.jit.ScriptModule):  # torch's switch for debugging makes it hand modules back
+        raise Refused("TorchScript is switched off: PYTORCH_JIT=0 is in the environment.", hint="Unset PYTORCH_JIT.")
+    return scripted
 
 
 def _scriptable(module: fx.GraphModule) -> fx.GraphModule:

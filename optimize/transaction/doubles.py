@@ -27,6 +27,8 @@ from optimize.transaction.system import TOKEN, UNSUPPORTED, exchange, link, rena
 
 #: What says of a double of another run's hidden folder that it is one, whatever becomes of that run meanwhile.
 _DOUBLE, _SEAL_BYTES = ".double", 64
+#: Folders within each other that are doubled: `merge` goes through them in two calls each, and a thousand are too many.
+_DEEPEST = 200
 #: Inode and, of a file, when it was last written to (ns).
 Stamp = list[int]
 #: Names of what this process has open, which lead to the thing itself (Linux), and how a folder is opened for them:
@@ -75,7 +77,7 @@ def opened(descriptor: int | None, name: Path) -> Path:
     return _OPEN / str(descriptor) if descriptor is not None and _OPEN.is_dir() else name
 
 
-def double(original: Path, twin: Path, *, links: bool, without: Collection[str] = ()) -> None:
+def double(original: Path, twin: Path, *, links: bool, without: Collection[str] = (), depth: int = 0) -> None:
     """Make the double of an entry; permissions, owner and times are the original's.
 
     Args:
@@ -83,21 +85,24 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
         twin: Its double: of a folder, one that may be there already.
         links: Whether the file system has hard links; else files are copied.
         without: Names in a folder that are left out.
+        depth: How many folders of the first call's it is in.
 
     Raises:
         OSError: Something cannot be doubled.
     """
     with inside(original) as folder:
         if folder is not None:
+            if depth > _DEEPEST:
+                raise _too_deep("doubled", original)
             twin.mkdir(stat.S_IRWXU, exist_ok=True)
-            with inside(twin) as place:  # as many are open as in `merge`: what is nested too deeply fails here already
+            with inside(twin) as place:  # as many are open as in `merge`: where there are too many, this fails already
                 if place is None:
                     raise _not_a_folder(twin)
                 if _is_hidden(original):
                     _mark(place)
                 for name in set(os.listdir(folder)).difference(without):
                     with suppress(FileNotFoundError):  # its owner has removed it just now
-                        double(folder / name, place / name, links=links)
+                        double(folder / name, place / name, links=links, depth=depth + 1)
                 _own_alike(folder, place, follow=True)
         elif links:
             link(original, twin)
@@ -165,7 +170,10 @@ def merge(source: Path, target: Path) -> None:
     with suppress(FileExistsError):
         rename_to_absent(source, target)
         return
-    _merge(source, target)
+    try:
+        _merge(source, target)
+    except RecursionError:
+        raise _too_deep("moved", source) from None
 
 
 def _merge(source: Path, target: Path) -> None:
@@ -216,7 +224,7 @@ def remove_tree(folder: Path) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
     except RecursionError as error:
-        raise OSError(errno.ELOOP, "nested too deeply to be removed", str(folder)) from error
+        raise _too_deep("removed", folder) from error
 
 
 def _own_alike(original: Path, twin: Path, *, follow: bool) -> None:
@@ -225,6 +233,10 @@ def _own_alike(original: Path, twin: Path, *, follow: bool) -> None:
     if (found.st_uid, found.st_gid) != (mine.st_uid, mine.st_gid):
         os.chown(twin, found.st_uid, found.st_gid, follow_symlinks=follow)
     shutil.copystat(original, twin, follow_symlinks=follow)
+
+
+def _too_deep(done: str, folder: Path) -> OSError:
+    return OSError(errno.ELOOP, f"nested too deeply to be {done}", str(folder))
 
 
 def _not_a_folder(path: Path) -> NotADirectoryError:

@@ -317,3 +317,10 @@ def test_a_file_answers_alike_whether_gradients_are_recorded(
     runner, x = target.load(target.open(tmp_path / "net.pt", trust=True)), np.ones((2, 3, 8), np.float32)
     with pytest.raises(Refused, match="where gradients are recorded") if is_refused else nullcontext():
         assert np.array_equal(runner.answer([x])[0], runner.run([x])[0])
+
+
+def test_where_torch_is_told_not_to_compile_that_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = captured(torch.relu, (3,))
+    monkeypatch.setattr(torch.jit._state._enabled, "enabled", False)  # what PYTORCH_JIT=0 does
+    with pytest.raises(Refused, match="PYTORCH_JIT=0"):
+        TARGET.export(program, tmp_path / "model.pt")

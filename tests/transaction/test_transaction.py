@@ -129,6 +129,28 @@ def test_original_folders_stay(tmp_path: Path) -> None:
     assert os.stat(out).st_mode & 0o777 == 0o750
 
 
+@pytest.mark.parametrize("levels", [150, 600])
+def test_folders_deep_within_each_other_stay(levels: int, tmp_path: Path) -> None:
+    out, deep = tmp_path / "out", "data/" + "d/" * levels
+    prepare(out)
+    os.makedirs(out / deep)
+    (out / deep / "mine").write_text("mine")
+    for number in ("2", "3"):
+        run(out, number)
+        assert found(out) == number and not hidden(out)
+        assert (out / deep / "mine").read_text() == "mine"
+    subprocess.run(["rm", "-r", out], check=True)  # pytest would not get through
+
+
+def test_what_is_too_deep_to_be_moved_is_told(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        os.makedirs(tmp_path / name / ("d/" * 600))
+    with pytest.raises(OSError) as told:
+        doubles.merge(tmp_path / "one", tmp_path / "other")
+    assert told.value.errno in (errno.ELOOP, errno.EMFILE)  # or so many may not be open
+    subprocess.run(["rm", "-r", tmp_path / "one", tmp_path / "other"], check=True)
+
+
 def test_a_new_folder_has_the_permissions_of_new_folders(tmp_path: Path) -> None:
     run(tmp_path / "out", "1")
     (tmp_path / "other").mkdir()
