@@ -88,12 +88,14 @@ def double(original: Path, twin: Path, *, links: bool, without: Collection[str] 
         depth: How many folders of the first call's it is in.
 
     Raises:
-        OSError: Something cannot be doubled.
+        OSError: Something cannot be doubled, or a folder in it could not be put back in its double's place.
     """
     with inside(original) as folder:
         if folder is not None:
             if depth > _DEEPEST:
                 raise _too_deep("doubled", original)
+            if depth == 1 and not os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                raise PermissionError(errno.EACCES, "protected: it could not be given back", str(original))
             twin.mkdir(stat.S_IRWXU, exist_ok=True)
             with inside(twin) as place:  # as many are open as in `merge`: where there are too many, this fails already
                 if place is None:

@@ -320,7 +320,7 @@ def test_a_file_answers_alike_whether_gradients_are_recorded(
 
 
 def test_where_torch_is_told_not_to_compile_that_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = captured(torch.relu, (3,))
+    program = captured(lambda _, x: x.relu(), (3,))
     monkeypatch.setattr(torch.jit._state._enabled, "enabled", False)  # what PYTORCH_JIT=0 does
     with pytest.raises(Refused, match="PYTORCH_JIT=0"):
         TARGET.export(program, tmp_path / "model.pt")

@@ -301,6 +301,22 @@ def test_a_folder_that_takes_new_names_alone_is_as_it_was(tmp_path: Path) -> Non
     assert not hidden(out)
 
 
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_a_folder_that_cannot_be_put_back_stays(tmp_path: Path) -> None:
+    """Moving a folder takes permission to write to it, as its way up changes; root has it, but not of a locked one."""
+    out = tmp_path / "out"
+    prepare(out)
+    if subprocess.run(["chattr", "+i", out / "data"], capture_output=True).returncode:
+        pytest.skip("this file system has no such attribute")
+    try:
+        before = os.stat(out / "data").st_ino
+        for number in ("2", "3"):
+            run(out, number)
+            assert found(out) == number and not hidden(out) and os.stat(out / "data").st_ino == before
+    finally:
+        subprocess.run(["chattr", "-i", out / "data"], check=True)
+
+
 def test_moves_that_were_all_made_are_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     run(out, "1")
