@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from itertools import pairwise
 
 import click
@@ -105,6 +106,9 @@ def _check_word(word: str, before: str = "") -> None:
     try:
         word.encode()
     except UnicodeEncodeError as error:
+        with suppress(UnicodeDecodeError):
+            name, locale = os.fsencode(word).decode(), sys.getfilesystemencoding()
+            raise UsageError(f"'{name}' cannot be read in this locale, {locale}.", hint="Set PYTHONUTF8=1.") from error
         raise UsageError(
             f"'{word}' is not UTF-8, and reports could not name it.", hint="Rename it, or make a link of another name."
         ) from error

@@ -86,7 +86,11 @@ class Block:
     @cached_property
     def medians(self) -> dict[Clock, float]:
         """The median of the runs on each clock, in seconds."""
-        return {Clock.WALL: float(np.median(self.samples_s)), Clock.CPU: float(np.median(self.cpu_s))}
+        return {clock: float(np.median(self.samples(clock))) for clock in (Clock.WALL, Clock.CPU)}
+
+    def samples(self, clock: Clock) -> np.ndarray:
+        """Return the seconds of each run on a clock, ``[runs]``."""
+        return np.array(self.cpu_s if clock is Clock.CPU else self.samples_s)
 
     @property
     def off_cpu(self) -> float:
@@ -212,4 +216,9 @@ def middle(blocks: Sequence[Block], values: Sequence[float], seed: int) -> tuple
 def speedup(first: Sequence[Block], other: Sequence[Block], seed: int, clock: Clock = Clock.WALL) -> Speedup | None:
     """Return how many times faster the other was than the first, None where they finished no round together."""
     shared, ratios = round_ratios(first, other, clock)
+    if len(ratios) == 1:  # one ratio has no spread, but the runs that it is of have one
+        (low, high), (own_low, own_high) = (
+            nested_interval([[block.samples(clock)]], seed=seed) for block in paired(first, other)[0]
+        )
+        return Speedup(ratios[0], low / own_high, high / own_low)
     return Speedup(*middle(shared, ratios, seed)) if ratios else None

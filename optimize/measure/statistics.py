@@ -47,7 +47,14 @@ def nested_interval(restarts: Sequence[Sequence[np.ndarray]], *, seed: int) -> t
     Args:
         restarts: For each process that was started, one array ``[runs]`` a round.
         seed: Seed of the draws.
+
+    Returns:
+        Its ends; of one round alone, which has nothing to be drawn from, those of the middle 95 % of its samples.
     """
+    rounds = [samples for restart in restarts for samples in restart]
+    if len(rounds) == 1:
+        low, high = np.percentile(rounds[0], (2.5, 97.5))
+        return float(low), float(high)
     medians = nested_medians(restarts, np.random.default_rng(seed))
     low, high = np.percentile(medians, (2.5, 97.5))
     return float(low), float(high)

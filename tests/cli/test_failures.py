@@ -146,7 +146,13 @@ def test_libraries_are_heard_by_who_asks(asked: bool, typed: Typed, monkeypatch:
 
 @pytest.mark.parametrize(
     "word, message",
-    [("a\0b", "holds a NUL"), ("a\udcff", "is not UTF-8"), ("a" * 20_000, "20,000 letters"), ("a" * 5000, "")],
+    [
+        ("a\0b", "holds a NUL"),
+        ("a\udcff", "is not UTF-8"),
+        ("\udcc3\udcb6", "'ö' cannot be read"),
+        ("a" * 20_000, "20,000 letters"),
+        ("a" * 5000, ""),
+    ],
 )
 @pytest.mark.parametrize("option", ["model", "--out", "--model", "--input-shape"])
 def test_words_that_name_nothing(word: str, message: str, option: str, tmp_path: Path, typed: Typed) -> None:

@@ -58,9 +58,12 @@ def test_without_a_baseline_there_is_no_speedup(make: Make) -> None:
 
 
 def test_too_little_time_is_a_warning_and_still_one_round(make: Make) -> None:
-    with Fleet([make()]) as fleet:
+    with Fleet([make(), make()]) as fleet:
         result = measure(fleet, [X], budget_s=0.0)
-    assert result.rounds == 1
+    assert result.rounds == 1 and result.timings[1].speedup
+    for timing in result.timings:  # one round has nothing to be drawn from, but its runs differ
+        assert timing.latency is None or timing.latency.ci_low_s < timing.latency.ci_high_s
+        assert timing.speedup is None or timing.speedup.ci_low < timing.speedup.ratio < timing.speedup.ci_high
     assert any("Only a few rounds of these fitted" in warning for warning in result.warnings)
 
 
