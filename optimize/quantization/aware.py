@@ -371,7 +371,8 @@ class QuantizedModule(nn.Module):
             if readers and node.name not in self._only_read:
                 # As a file holds them: the range that is stored is then the one that is clipped.
                 bound = Range(*torch.tensor([bound.low, bound.high]).tolist())
-                clamp = _insert_clamp(program, node.next, node, (bound.low, bound.high))
+                first = next(each for each in program.graph.nodes if each in readers)
+                clamp = _insert_clamp(program, first, node, (bound.low, bound.high))
                 for user in readers:
                     user.replace_input_with(node, clamp)
                 self._clamped[clamp.name] = bound

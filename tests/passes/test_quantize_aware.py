@@ -274,6 +274,34 @@ def test_a_file_clips_what_training_clipped_and_takes_signs_of_what_it_rounded(
     assert sqnr_db([wanted], [torch.from_numpy(found)]) >= 30
 
 
+def test_an_input_that_training_clipped_is_clipped_behind_all_inputs(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + self.left(x) + self.right(y)
+
+    def train(module: nn.Module) -> None:
+        with torch.no_grad():
+            for name, moved in module.named_parameters():
+                if name.endswith("moved"):
+                    moved.sub_(10.0)  # steps of which the calibration data needs many more
+            answers.append(module.eval()(*inputs))
+
+    torch.manual_seed(0)
+    answers, inputs = list[Tensor](), (torch.randn(16, 6), torch.randn(16, 6))
+    trained, _ = optimize.QuantizeAware(train, [inputs]).apply(optimize.capture(Net().eval(), inputs))
+    trained.check()
+    kinds = [node.op for node in trained.graph.nodes if node.op != "get_attr"]
+    clamped = [graph.argument(clamp, "self").op for clamp in graph.calls(trained.graph, graph.aten.clamp.default)]
+    assert kinds[:3] == ["placeholder", "placeholder", "call_function"] and "placeholder" in clamped
+    for target, name in (("onnx", "model.onnx"), ("openvino", "model.xml")):
+        (found,) = optimize.export(trained, target, tmp_path / name).load(threads=1).run([x.numpy() for x in inputs])
+        assert sqnr_db(answers, [torch.from_numpy(found)]) >= 25
+
+
 def test_each_layer_has_the_bits_that_are_said_for_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(4)))
