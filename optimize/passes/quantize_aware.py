@@ -279,7 +279,7 @@ class QuantizeAware(IntegerPass):
     def _refresh_ranges(self, program: Program, module: QuantizedModule) -> None:
         """Learn the ranges anew that training had no part in: some targets store those values as integers, too."""
         observed = watch(program, FlatBatches(program, self.calibration))
-        module.clamp_clipped(program, observed.ranges("minmax", USUAL.activation))
+        module.clamp_clipped(program, observed.values)
         found = observed.ranges("mse", USUAL.activation)
         program.quantization = replace(program.plan, ranges={**found, **module.ranges()})
 

@@ -107,6 +107,14 @@ class Statistics:
         """Return the range of everything seen; zero is always inside."""
         return Range(self.low, self.high)
 
+    def beyond(self, kept: Range) -> float:
+        """Return what clipping to a range takes away, as a share of the power of all counted values."""
+        edges = self.edges()
+        middles = (edges[1:] + edges[:-1]) / 2
+        power = float((self.counts * middles**2).sum())
+        lost = float((self.counts * (middles - middles.clip(kept.low, kept.high)) ** 2).sum())
+        return lost / power if power else 0.0
+
     def average(self) -> Range:
         """Return the mean over the samples of each one's range."""
         parts = max(self.samples, 1) << _SUM_BITS
