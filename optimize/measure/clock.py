@@ -19,7 +19,7 @@ import numpy as np
 
 from optimize import registry
 from optimize import wording as form
-from optimize.measure.runs import Block, Clock, Speedup, middle, paired, round_ratios
+from optimize.measure.runs import Block, Clock, paired, speedup
 
 #: Runs that may give up the processor (a page read from a file) before a model counts as one that waits.
 WAITING_RUNS = 0.01
@@ -102,7 +102,8 @@ def choose_told(measured: Sequence[tuple[str, Sequence[Block]]], *, threads: int
         choice = choose(blocks, threads=threads, targets=(target, name))
         if choice.clock is Clock.WALL:
             return choice
-        wall, processor = (Speedup(*middle(*round_ratios(first, other, clock), seed)) for clock in Clock)
+        wall, processor = (speedup(first, other, seed, clock) for clock in Clock)
+        assert wall is not None and processor is not None  # no rounds together are the wall's
         margin = 1 + DISAGREEMENT + READING_S / min(block.medians[Clock.CPU] for pair in blocks for block in pair)
         if wall.ci_low * margin < processor.ci_low or wall.ci_high > processor.ci_high * margin:
             before, now = (f"{form.ratio(x.ratio)} {form.interval(*vars(x).values())}" for x in (wall, processor))

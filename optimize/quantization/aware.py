@@ -318,19 +318,17 @@ class QuantizedModule(nn.Module):
         least = low if high - low == 255 else -128 if low < 0 else 0
         return step, least, least + 255
 
-    def _step(self, leader: str) -> float:
+    def _grid(self, leader: str) -> tuple[float, int, int]:
+        """Return the step of a value and the integers that it is stored in, the least and the largest."""
         if leader in self.readings:
-            return self._storage(self.readings[leader])[0]  # type: ignore[arg-type]
-        step: float = self.activation_steps[leader]().item()
-        return step
+            return self._storage(self.readings[leader])  # type: ignore[arg-type]
+        return self.activation_steps[leader]().item(), *self._ends[leader]
 
     def _range(self, node: fx.Node) -> Range:
         leader = self._leaders[node.name]
-        if leader in self.readings:
-            step, low, high = self._storage(self.readings[leader])  # type: ignore[arg-type]
-            return Range(low * step, high * step)
-        step, (low, high) = self._step(leader), self._ends[leader]
-        bounds = ops.clip_bounds(node)  # a range beyond it would be taken for that of what is clipped
+        step, low, high = self._grid(leader)
+        # A range beyond a clip's bound would be taken for that of what is clipped; a window has a bound of its own.
+        bounds = None if leader in self.readings else ops.clip_bounds(node)
         return Range(low * step, min(high * step, bounds[1] if bounds else math.inf))
 
     def _clamp(self, program: Program) -> dict[str, Range]:
@@ -355,7 +353,7 @@ class QuantizedModule(nn.Module):
             condition = graph.argument(sign, "condition")
             leader = self._leaders.get(self._named(graph.argument(condition, "self")))
             if leader is not None:
-                graph.set_argument(condition, "other", -self._step(leader) / 2)
+                graph.set_argument(condition, "other", -self._grid(leader)[0] / 2)
 
     def clamp_clipped(self, program: Program, seen: Mapping[str, Statistics]) -> None:
         """Clamp, in place, what training clipped: not every target stores each of these values as integers.

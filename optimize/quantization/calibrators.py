@@ -19,7 +19,7 @@ import numpy as np
 
 from optimize.plan import Range
 from optimize.quantization.numerics import TensorFormat, affine
-from optimize.quantization.observers import SIDE, Statistics
+from optimize.quantization.observers import CENTRES, SIDE, Statistics
 
 Calibrator = Literal["auto", "minmax", "average", "percentile", "mse", "entropy"]
 #: A rule for one tensor, given the integers it will be stored in.
@@ -29,8 +29,6 @@ Rule = Callable[[Statistics, TensorFormat], Range]
 PERCENTILE = 0.9999
 #: Shares of the extrema that ``mse`` tries as bounds.
 _SHARES = np.geomspace(1.0, 0.05, 120)
-#: Middle of each bin, in widths of a bin.
-_CENTRES = np.arange(1 - SIDE, SIDE) + np.sign(np.arange(1 - SIDE, SIDE)) / 2
 #: Levels of the KL rule's coarse histogram, and the fewest bins it starts from.
 _LEVELS = 128
 
@@ -75,7 +73,7 @@ class _SquaredErrors:
 
     def __init__(self, statistics: Statistics, form: TensorFormat) -> None:
         self._form, self._exponent, self._zeros = form, statistics.exponent or 0, statistics.counts[SIDE - 1]
-        moments = np.stack([statistics.counts * _CENTRES**power for power in range(3)])
+        moments = np.stack([statistics.counts * CENTRES**power for power in range(3)])
         self._below = np.pad(moments.cumsum(1), ((0, 0), (1, 0)))
         self._above = np.pad(moments[:, ::-1].cumsum(1)[:, ::-1], ((0, 0), (0, 1)))
 
@@ -84,7 +82,7 @@ class _SquaredErrors:
         scales, zero_points = affine(lows, highs, self._form)
         scales = np.ldexp(scales, -self._exponent)
         low, high = ((bound - zero_points) * scales for bound in self._form.bounds)
-        first, last = np.searchsorted(_CENTRES, low), np.searchsorted(_CENTRES, high, side="right")
+        first, last = np.searchsorted(CENTRES, low), np.searchsorted(CENTRES, high, side="right")
         clipped = _about(self._below[:, first], low) + _about(self._above[:, last], high)
         inside = self._below[0, last] - self._below[0, first] - self._zeros
         return clipped + inside * scales**2 / 12

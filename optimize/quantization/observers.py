@@ -19,6 +19,8 @@ from optimize.plan import Range
 
 #: Bins of the magnitudes; the KL rule wants 2048 at most and 1024 at least.
 SIDE = 2048
+#: Middle of each bin, in widths of a bin.
+CENTRES = np.arange(1 - SIDE, SIDE) + np.sign(np.arange(1 - SIDE, SIDE)) / 2
 #: Values of a sample that are counted, at most; the extrema are those of all values.
 COUNTED = 4096
 #: Sums are integer multiples of 2^-1126: float64 goes down to 2^-1074 and has 53 digits.
@@ -109,8 +111,7 @@ class Statistics:
 
     def beyond(self, kept: Range) -> float:
         """Return what clipping to a range takes away, as a share of the power of all counted values."""
-        edges = self.edges()
-        middles = (edges[1:] + edges[:-1]) / 2
+        middles = np.ldexp(CENTRES, self.exponent or 0)
         power = float((self.counts * middles**2).sum())
         lost = float((self.counts * (middles - middles.clip(kept.low, kept.high)) ** 2).sum())
         return lost / power if power else 0.0
